@@ -1,0 +1,264 @@
+package pool
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// Endpoint is one endpoint as a snapshot sees it. All but Live is immutable.
+type Endpoint struct {
+	Target
+	// Key is the address as it is sent to Envoy: ip:port, IPv6 in brackets.
+	Key string
+	// Live is shared by all snapshots of one incarnation.
+	Live *Live
+	// Metrics is the newest good scrape, or nil before the first.
+	Metrics *Metrics
+	// Models are the ids the endpoint serves beside its label: adapters and
+	// what its /v1/models lists.
+	Models []string
+	// AnyModel endpoints have no label and list no model: they serve any.
+	AnyModel bool
+	// Judged is false until the serving port has answered or failed once.
+	Judged bool
+	// Ready endpoints may take requests.
+	Ready bool
+	// Why says why an endpoint is not ready, or "".
+	Why string
+	// SetAsideSince and SetAsideUntil are zero unless resets have set the
+	// endpoint aside.
+	SetAsideSince, SetAsideUntil time.Time
+	// Passed is true for an endpoint that is ready and still no candidate of
+	// any model: it is set aside.
+	Passed bool
+}
+
+// Candidates are the endpoints that may be picked for one model.
+type Candidates struct {
+	// Model is the name in memory of the snapshot, for callers who asked with
+	// bytes that they do not own; "" for requests without a model.
+	Model string
+	// Index holds positions in Snapshot.Endpoints, ascending.
+	Index []int32
+}
+
+// Snapshot is everything a request needs to know of a pool, at one moment. It
+// is immutable; a request loads it once.
+type Snapshot struct {
+	// Seq grows by one with each snapshot of a pool.
+	Seq uint64
+	// Built is when it was made.
+	Built time.Time
+	// Complete is false until every source has delivered a full set.
+	Complete bool
+	// Fresh is false while a source only has its last good set.
+	Fresh bool
+	// Judged is false until every endpoint of the first full sets has answered
+	// or failed once.
+	Judged bool
+	// StaleAfter is how old a reading may be, to be used.
+	StaleAfter time.Duration
+	// Endpoints is sorted by address.
+	Endpoints []Endpoint
+
+	all     Candidates
+	any     *Candidates
+	byModel map[string]*Candidates
+	known   map[string]struct{}
+}
+
+// Input is what a snapshot is built from. NewSnapshot takes ownership.
+type Input struct {
+	Now        time.Time
+	Seq        uint64
+	Complete   bool
+	Fresh      bool
+	StaleAfter time.Duration
+	// Endpoints need all fields but Key, Passed. Any order.
+	Endpoints []Endpoint
+	// Known are models whose absence is an outage and not a mistake: those the
+	// config names, and those an endpoint served a while ago.
+	Known []string
+}
+
+// NewSnapshot indexes the endpoints. It is pure: the same input gives the same
+// snapshot.
+func NewSnapshot(in Input) *Snapshot {
+	s := &Snapshot{
+		Seq: in.Seq, Built: in.Now, Complete: in.Complete, Fresh: in.Fresh, Judged: in.Complete,
+		StaleAfter: in.StaleAfter, Endpoints: in.Endpoints,
+		byModel: make(map[string]*Candidates), known: make(map[string]struct{}, len(in.Known)),
+	}
+	for _, m := range in.Known {
+		s.known[m] = struct{}{}
+	}
+	slices.SortFunc(s.Endpoints, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })
+
+	ready := make(map[string][]int32)
+	var wild, all []int32
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		e.Key = e.Live.Addr
+		s.Judged = s.Judged && e.Judged
+		usable := e.Ready && !e.PrefillOnly
+		if usable {
+			all = append(all, int32(i))
+		}
+		if e.AnyModel {
+			if usable {
+				wild = append(wild, int32(i))
+			}
+			continue
+		}
+		for m := range e.served {
+			ids := ready[m]
+			if usable && (len(ids) == 0 || ids[len(ids)-1] != int32(i)) {
+				ids = append(ids, int32(i))
+			}
+			ready[m] = ids // a model with no ready endpoint is known all the same
+		}
+	}
+	s.all = Candidates{Index: s.inUse(all, in.Now)}
+	if len(wild) > 0 {
+		s.any = &Candidates{Index: s.inUse(wild, in.Now)}
+	}
+	for m, ids := range ready {
+		if len(wild) > 0 {
+			ids = append(ids, wild...)
+			slices.Sort(ids)
+		}
+		s.byModel[m] = &Candidates{Model: m, Index: s.inUse(ids, in.Now)}
+		s.known[m] = struct{}{}
+	}
+	s.markPassed(in.Now)
+	return s
+}
+
+// served yields the label's model and the others, each perhaps twice.
+func (e *Endpoint) served(yield func(string) bool) {
+	if e.Model != "" && !yield(e.Model) {
+		return
+	}
+	for _, m := range e.Models {
+		if !yield(m) {
+			return
+		}
+	}
+}
+
+// inUse takes the endpoints that are set aside out of ready, the longest so
+// first, and at most half (rounded down): a fault that all share is not one of
+// theirs.
+func (s *Snapshot) inUse(ready []int32, now time.Time) []int32 {
+	var aside []int32
+	for _, i := range ready {
+		if now.Before(s.Endpoints[i].SetAsideUntil) {
+			aside = append(aside, i)
+		}
+	}
+	if len(aside) == 0 {
+		return ready
+	}
+	slices.SortStableFunc(aside, func(a, b int32) int {
+		return s.Endpoints[a].SetAsideSince.Compare(s.Endpoints[b].SetAsideSince)
+	})
+	aside = aside[:min(len(aside), len(ready)/2)]
+	return slices.DeleteFunc(slices.Clone(ready), func(i int32) bool { return slices.Contains(aside, i) })
+}
+
+func (s *Snapshot) markPassed(now time.Time) {
+	candidate := make([]bool, len(s.Endpoints))
+	mark := func(c *Candidates) {
+		for _, i := range c.Index {
+			candidate[i] = true
+		}
+	}
+	mark(&s.all)
+	for _, c := range s.byModel {
+		mark(c)
+	}
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		e.Passed = now.Before(e.SetAsideUntil) && !candidate[i]
+	}
+}
+
+// ForModel returns the candidates of a model, or nil where no endpoint, ready
+// or not, serves it. The name is only read.
+func (s *Snapshot) ForModel(name string) *Candidates {
+	if c, ok := s.byModel[name]; ok {
+		return c
+	}
+	return s.any
+}
+
+// All returns every ready endpoint, for requests that name no model.
+func (s *Snapshot) All() *Candidates { return &s.all }
+
+// Known reports whether a model exists although it may have no endpoint.
+func (s *Snapshot) Known(name string) bool {
+	_, ok := s.known[name]
+	return ok
+}
+
+// ModelNames returns the models that endpoints serve, sorted.
+func (s *Snapshot) ModelNames() []string {
+	names := make([]string, 0, len(s.byModel))
+	for m := range s.byModel {
+		names = append(names, m)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Metric reads an endpoint's metric; ok is false where it is absent or stale.
+func (s *Snapshot) Metric(e *Endpoint, m Metric, now time.Time) (v float64, ok bool) {
+	if e.Metrics == nil || now.Sub(e.Metrics.Taken) > s.StaleAfter {
+		return 0, false
+	}
+	return e.Metrics.Get(m)
+}
+
+// faultQueue bounds the faults on their way to the writer. The writer handles
+// one in microseconds; only an outage of everything fills it, and then a lost
+// fault changes nothing.
+const faultQueue = 1024
+
+// Holder is where a pool's newest snapshot is found. Any number of readers
+// call Load and Report; exactly one goroutine calls Publish.
+type Holder struct {
+	current atomic.Pointer[Snapshot]
+	dropped atomic.Uint64
+	faults  chan Fault
+}
+
+// NewHolder returns a holder of an empty, incomplete snapshot, so that Load is
+// never nil.
+func NewHolder() *Holder {
+	h := &Holder{faults: make(chan Fault, faultQueue)}
+	h.current.Store(NewSnapshot(Input{}))
+	return h
+}
+
+// Load returns the newest snapshot.
+func (h *Holder) Load() *Snapshot { return h.current.Load() }
+
+// Publish replaces the snapshot.
+func (h *Holder) Publish(s *Snapshot) { h.current.Store(s) }
+
+// Report tells the writer of a fault. It never blocks: a fault over the
+// queue's bound is dropped and counted.
+func (h *Holder) Report(f Fault) {
+	select {
+	case h.faults <- f:
+	default:
+		h.dropped.Add(1)
+	}
+}
+
+// Faults is what the writer receives reports from.
+func (h *Holder) Faults() <-chan Fault { return h.faults }
+
+// DroppedFaults is the number of faults dropped for a full queue.
+func (h *Holder) DroppedFaults() uint64 { return h.dropped.Load() }
