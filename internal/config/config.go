@@ -1,0 +1,320 @@
+// Package config is shunt's configuration: one strict YAML or JSON document,
+// decoded, defaulted and validated in three separate steps, with every problem
+// reported at once by its path. Nothing here starts, reads or watches anything
+// except ParseFile, which reads the one file it is given.
+package config
+
+import "time"
+
+// Config is one whole document. A Config that Parse or ParseFile returned is
+// valid, has its defaults filled in and must not be written to: several
+// goroutines read it.
+type Config struct {
+	// ConfigFile names a file that holds the document instead. It stands alone:
+	// any field beside it is an error. A relative path starts at Envoy's working
+	// directory. The file is watched, and a change applies without touching
+	// Envoy's listeners. Default: none.
+	ConfigFile string `json:"configFile,omitempty"`
+
+	// Pools are the sets of endpoints that requests may go to, by name. The first
+	// is used where a route names none: first in the document when it is YAML
+	// text. JSON objects have no order (Envoy's Struct loses it), so there the
+	// pool named "default" comes first and the others follow by name. At least
+	// one is required.
+	Pools Pools `json:"pools,omitempty"`
+
+	// Models says which model names are known and how endpoints are asked.
+	Models Models `json:"models,omitempty"`
+
+	// Policy ranks the candidates of each request: random, least-request (fewest
+	// live requests) or least-kv-cache (least used KV cache). Default:
+	// least-request.
+	Policy string `json:"policy,omitempty" default:"least-request"`
+
+	// AllowedPolicies are the policies a client may ask for in the header
+	// routing-strategy; another name there is a 400. Default: none, and the
+	// header is ignored.
+	AllowedPolicies []string `json:"allowedPolicies,omitempty"`
+
+	// Scrape is how the metrics pages of engines are read.
+	Scrape Scrape `json:"scrape,omitempty"`
+
+	// Limits bound what one request, and all together, may hold in memory.
+	Limits Limits `json:"limits,omitempty"`
+
+	// Explain is what a client may see of a decision.
+	Explain Explain `json:"explain,omitempty"`
+
+	// ForwardControlHeaders passes the headers that steer shunt on to the engine.
+	// Default: false, and they are removed.
+	ForwardControlHeaders bool `json:"forwardControlHeaders,omitempty" default:"false"`
+
+	// SubsetHeader lets a request narrow its candidates with
+	// x-gateway-destination-endpoint-subset. Only for a trusted hop in front:
+	// whoever can send it can choose the endpoint. Default: false, and the header
+	// is removed.
+	SubsetHeader bool `json:"subsetHeader,omitempty" default:"false"`
+
+	// Health is how an endpoint's serving port is probed.
+	Health Health `json:"health,omitempty"`
+
+	// StartupHold is how long after a pool's start requests may wait for its
+	// discovery's first full set, 0s to 1m. static and file are read at load and
+	// hold nothing. Default: 5s.
+	StartupHold time.Duration `json:"startupHold,omitempty" default:"5s"`
+
+	// Runtime sets the Go runtime inside Envoy, once, at the first config.
+	Runtime Runtime `json:"runtime,omitempty"`
+
+	// Destination is how Envoy's cluster finds the picked endpoint: original_dst
+	// (an ORIGINAL_DST cluster that reads the destination header). Default:
+	// original_dst.
+	Destination string `json:"destination,omitempty" default:"original_dst" jsonschema:"enum=original_dst"`
+
+	// Fallbacks is how many endpoints follow the picked one in the destination
+	// header, for Envoy's retries. An ORIGINAL_DST cluster can't read a list, so
+	// it must be 0 there. Default: 0.
+	Fallbacks int `json:"fallbacks,omitempty" default:"0"`
+
+	// OnInternalError is what happens to a request when shunt itself fails:
+	// reject (500 with rejected-internal) or route (a least-request pick instead).
+	// Default: reject.
+	OnInternalError string `json:"onInternalError,omitempty" default:"reject" jsonschema:"enum=reject,enum=route"`
+
+	// Admin is the listener for operators, which serves everything.
+	Admin Admin `json:"admin,omitempty"`
+
+	// Metrics is a second listener that serves only /metrics, /healthz, /readyz.
+	Metrics Metrics `json:"metrics,omitempty"`
+}
+
+// Pools are in the order described at Config.Pools.
+type Pools []Pool
+
+// Pool is one set of endpoints. It needs at least one source; with several its
+// endpoints are those of all of them.
+type Pool struct {
+	// Name is the pool's key in the document.
+	Name string `json:"-"`
+
+	// Static lists endpoints that never change. It may be an empty list. Default:
+	// none.
+	Static []Endpoint `json:"static,omitempty"`
+
+	// File reads endpoints from a file and watches it. Default: none.
+	File *File `json:"file,omitempty"`
+}
+
+// Endpoint is one engine in a static list. internal/pool's ParseTarget says what
+// the address and the labels mean together.
+type Endpoint struct {
+	// Address is IP or IP:port, an IPv6 with a port in brackets. Without a port,
+	// the label model.aibrix.ai/port gives it, else it is 8000; a label with
+	// another port is an error. A host name is an error: names go under dns.
+	// Required.
+	Address string `json:"address"`
+
+	// Labels are those of an AIBrix pod: model.aibrix.ai/name (the model it
+	// serves; without it, it is asked), model.aibrix.ai/engine (vllm, sglang,
+	// trtllm, xllm; default vllm), model.aibrix.ai/port (default 8000) and
+	// model.aibrix.ai/metric-port (default 8000). Others are kept. Values are
+	// strings: a port is written in quotes. Default: none.
+	Labels map[string]string `json:"labels,omitempty"`
+
+	// Pod is the name shown in logs, metrics and /statusz.json. Default: the
+	// endpoint's ip:port.
+	Pod string `json:"pod,omitempty"`
+}
+
+// File is a source of endpoints in a file.
+type File struct {
+	// Path of a YAML file that holds a list as under static. A relative path
+	// starts at Envoy's working directory. A broken or missing file keeps the last
+	// good set. Required.
+	Path string `json:"path"`
+}
+
+// Models says what is known about model names.
+type Models struct {
+	// Discover asks endpoints for GET /v1/models: when one becomes ready, every
+	// 30s, and when a request's model is not found. Off, an endpoint without a
+	// model label serves any model. Default: true.
+	Discover bool `json:"discover,omitempty" default:"true"`
+
+	// Memory is how long a model stays known after the last endpoint of it was
+	// seen: a request for it meanwhile is 503, not NotFoundStatus. 0s to 24h.
+	// Default: 10m.
+	Memory time.Duration `json:"memory,omitempty" default:"10m"`
+
+	// Known are models that always exist: with no endpoint, a request for one is
+	// 503 (come back later) and not NotFoundStatus (no such model). Default: none.
+	Known []KnownModel `json:"known,omitempty"`
+
+	// NotFoundStatus is the status for a model that does not exist: 400, as AIBrix
+	// answers, or 404, as OpenAI does. Default: 400.
+	NotFoundStatus int `json:"notFoundStatus,omitempty" default:"400"`
+}
+
+// KnownModel is one model that config names.
+type KnownModel struct {
+	// Name is the model as requests name it. Required.
+	Name string `json:"name"`
+
+	// Adapters are further model names (LoRA adapters) that each endpoint serving
+	// Name also serves, before its own metrics list them. Default: none.
+	Adapters []string `json:"adapters,omitempty"`
+}
+
+// Scrape is how the metrics pages of engines are read: one loop per endpoint.
+type Scrape struct {
+	// Interval between two scrapes of an endpoint, 50ms to 5m. Shorter follows
+	// load more closely and costs CPU here and in the engine. Default: 1s.
+	Interval time.Duration `json:"interval,omitempty" default:"1s"`
+
+	// Timeout of one scrape, 10ms to 1m. Default: 1s.
+	Timeout time.Duration `json:"timeout,omitempty" default:"1s"`
+
+	// StaleAfter is the age at which readings no longer count, from Interval to
+	// 1h: the endpoint is then judged by live load alone. Default: 5s.
+	StaleAfter time.Duration `json:"staleAfter,omitempty" default:"5s"`
+
+	// MaxBytes is the largest page that is read, 1KiB to 1GiB; a larger one is a
+	// failed scrape. Default: 16MiB.
+	MaxBytes Size `json:"maxBytes,omitempty" default:"16MiB"`
+}
+
+// Limits bound memory.
+type Limits struct {
+	// RequestBody is the largest body of an inference request, 1KiB to 1GiB; a
+	// larger one is 413. Envoy's own buffer limit must not be below it. Default:
+	// 4MiB.
+	RequestBody Size `json:"requestBody,omitempty" default:"4MiB"`
+
+	// HeldBodies bounds the bodies of all waiting requests together; what is over
+	// is refused. 0 is the default: a quarter of the cgroup's memory, at most
+	// 1GiB. Otherwise at least RequestBody.
+	HeldBodies Size `json:"heldBodies,omitempty" default:"0"`
+
+	// JSONDepth is how deep objects and arrays in a body may nest, 8 to 10000; a
+	// deeper one is 400. Default: 512.
+	JSONDepth int `json:"jsonDepth,omitempty" default:"512"`
+}
+
+// Explain is what a client may see of a decision.
+type Explain struct {
+	// Header adds x-shunt-endpoint, x-shunt-policy and x-shunt-fallback to the
+	// response of a request that has x-shunt-explain: 1. It shows addresses to
+	// clients. Default: false.
+	Header bool `json:"header,omitempty" default:"false"`
+}
+
+// Health is how an endpoint's serving port is probed.
+type Health struct {
+	// Path is asked over HTTP, and 200 means ready (vLLM and TensorRT-LLM:
+	// /health; SGLang's generates a token). Empty, a TCP connect is the probe and
+	// only while scrapes fail. Default: empty.
+	Path string `json:"path,omitempty"`
+
+	// Interval between two probes, 100ms to 10m. Default: 5s.
+	Interval time.Duration `json:"interval,omitempty" default:"5s"`
+
+	// Timeout of one probe, 10ms to 1m. Default: 2s.
+	Timeout time.Duration `json:"timeout,omitempty" default:"2s"`
+}
+
+// Runtime sets the Go runtime inside Envoy.
+type Runtime struct {
+	// MemoryLimit is the soft limit of Go's heap (GOMEMLIMIT, which wins if it is
+	// set), at least 64MiB. 0 is the default: a quarter of the cgroup's limit, at
+	// least 256MiB, none without a cgroup limit.
+	MemoryLimit Size `json:"memoryLimit,omitempty" default:"0"`
+}
+
+// Admin is the listener for operators.
+type Admin struct {
+	// Address is IP:port or unix:PATH. A port in use is retried, never fatal. "" is
+	// off. Default: 127.0.0.1:9902.
+	Address string `json:"address,omitempty" default:"127.0.0.1:9902"`
+}
+
+// Metrics is the listener for scrapers.
+type Metrics struct {
+	// Address is IP:port. "" is off. Default: "".
+	Address string `json:"address,omitempty"`
+}
+
+// Values of Config.OnInternalError.
+const (
+	OnErrorReject = "reject"
+	OnErrorRoute  = "route"
+)
+
+// DestinationOriginalDst is the value of Config.Destination for a cluster that
+// reads the destination header.
+const DestinationOriginalDst = "original_dst"
+
+// Route is the config of one route, virtual host or weighted cluster.
+type Route struct {
+	// Pool that requests of this route use. Default: the first of the filter's
+	// config.
+	Pool string `json:"pool,omitempty"`
+
+	// Policy that ranks this route's candidates. Default: the filter's policy.
+	Policy string `json:"policy,omitempty"`
+
+	// Disabled leaves the route's requests alone, but for the destination headers,
+	// which are removed. Such a route must name another cluster: the ORIGINAL_DST
+	// one answers 503 without a destination. It stands alone. Default: false.
+	Disabled bool `json:"disabled,omitempty" default:"false"`
+}
+
+// Lookup returns the pool of that name; the empty name means the first pool.
+func (ps Pools) Lookup(name string) (*Pool, bool) {
+	for i := range ps {
+		if name == "" || ps[i].Name == name {
+			return &ps[i], true
+		}
+	}
+	return nil, false
+}
+
+// Names lists the pools in order.
+func (ps Pools) Names() []string {
+	names := make([]string, len(ps))
+	for i := range ps {
+		names[i] = ps[i].Name
+	}
+	return names
+}
+
+// maxHeldBodies is the most that waiting bodies may take unless config says more.
+const maxHeldBodies Size = 1 << 30
+
+// HeldBodiesIn is HeldBodies with its default resolved: cgroup is the memory
+// limit of the process's cgroup in bytes, 0 if it has none.
+func (l Limits) HeldBodiesIn(cgroup int64) int64 {
+	if l.HeldBodies > 0 {
+		return int64(l.HeldBodies)
+	}
+	held := maxHeldBodies
+	if cgroup > 0 {
+		held = min(held, Size(cgroup/4))
+	}
+	return int64(max(held, l.RequestBody))
+}
+
+// minMemoryLimit is the least Go heap that the default leaves.
+const minMemoryLimit = 256 << 20
+
+// MemoryLimitIn is MemoryLimit with its default resolved: cgroup is the memory
+// limit of the process's cgroup in bytes, 0 if it has none. 0 means no limit.
+func (r Runtime) MemoryLimitIn(cgroup int64) int64 {
+	switch {
+	case r.MemoryLimit > 0:
+		return int64(r.MemoryLimit)
+	case cgroup <= 0:
+		return 0
+	default:
+		return max(cgroup/4, minMemoryLimit)
+	}
+}

@@ -1,0 +1,73 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// parseTree turns a document into a tree of nodes. Valid JSON goes through the
+// JSON decoder, because YAML's refuses some of it (escaped surrogate pairs), and
+// ordered is false: the keys' order means nothing there. Nil stands for an empty
+// document.
+func parseTree(text []byte) (root *yaml.Node, ordered bool, err error) {
+	if json.Valid(text) {
+		dec := json.NewDecoder(bytes.NewReader(text))
+		dec.UseNumber()
+		root, err = jsonNode(dec)
+		return root, false, err
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	var doc yaml.Node
+	if err := dec.Decode(&doc); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil, true, nil
+		}
+		return nil, true, fmt.Errorf("not YAML or JSON: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if err := dec.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
+		return nil, true, errors.New("more than one YAML document: keep one, without a second ---")
+	}
+	return doc.Content[0], true, nil
+}
+
+// jsonNode reads one value. Its depth is bounded by json.Valid, which the text
+// passed before.
+func jsonNode(dec *json.Decoder) (*yaml.Node, error) {
+	token, err := dec.Token()
+	if err != nil {
+		return nil, err
+	}
+	scalar := func(tag, value string) (*yaml.Node, error) {
+		return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: value}, nil
+	}
+	switch v := token.(type) {
+	case nil:
+		return scalar("!!null", "null")
+	case bool:
+		return scalar("!!bool", fmt.Sprint(v))
+	case string:
+		return scalar("!!str", v)
+	case json.Number:
+		return scalar("!!float", v.String())
+	}
+	node := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	if token == json.Delim('{') {
+		node.Kind, node.Tag = yaml.MappingNode, "!!map"
+	}
+	for dec.More() {
+		// In an object, keys and values take turns, as in a mapping node.
+		child, err := jsonNode(dec)
+		if err != nil {
+			return nil, err
+		}
+		node.Content = append(node.Content, child)
+	}
+	_, err = dec.Token() // the closing delimiter
+	return node, err
+}

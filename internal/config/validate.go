@@ -1,0 +1,210 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shuntproxy/shunt/internal/pool"
+)
+
+// checker collects the problems of one document. It is silent about values that
+// could not be decoded.
+type checker struct {
+	dec      *decoder
+	problems Problems
+}
+
+func (c *checker) fail(path, format string, args ...any) {
+	if !c.dec.failed(path) {
+		c.problems = append(c.problems, c.dec.problem(path, format, args...))
+	}
+}
+
+func validate(cfg *Config, dec *decoder) Problems {
+	c := &checker{dec: dec}
+	c.pools(cfg.Pools)
+	c.policy("policy", cfg.Policy)
+	for i, name := range cfg.AllowedPolicies {
+		c.policy(indexPath("allowedPolicies", i), name)
+	}
+	c.models(cfg.Models)
+	c.scrape(cfg.Scrape)
+	c.limits(cfg.Limits)
+	c.health(cfg.Health)
+	inRange(c, "startupHold", cfg.StartupHold, 0, time.Minute)
+	if limit := cfg.Runtime.MemoryLimit; limit != 0 {
+		inRange(c, "runtime.memoryLimit", limit, 64<<20, 1<<50)
+	}
+	c.oneOf("destination", "destination", cfg.Destination, []string{DestinationOriginalDst})
+	if cfg.Fallbacks != 0 {
+		c.fail("fallbacks", "is %d, but with destination %s it must be 0: such a cluster can't read a list", cfg.Fallbacks, cfg.Destination)
+	}
+	c.oneOf("onInternalError", "value", cfg.OnInternalError, []string{OnErrorReject, OnErrorRoute})
+	if address := cfg.Admin.Address; address != "" && !strings.HasPrefix(address, "unix:") {
+		c.listen("admin.address", address, "IP:port or unix:PATH")
+	} else if address == "unix:" {
+		c.fail("admin.address", "names no file: write unix:PATH")
+	}
+	if address := cfg.Metrics.Address; address != "" {
+		c.listen("metrics.address", address, "IP:port")
+		if address == cfg.Admin.Address && !strings.HasSuffix(address, ":0") {
+			c.fail("metrics.address", "is the same as admin.address: one of them can't listen")
+		}
+	}
+	return c.problems
+}
+
+func validateRoute(route *Route, dec *decoder) Problems {
+	c := &checker{dec: dec}
+	if dec.has("policy") {
+		c.policy("policy", route.Policy)
+	}
+	if dec.has("pool") {
+		c.poolName("pool", route.Pool)
+	}
+	if route.Disabled {
+		for _, name := range []string{"pool", "policy"} {
+			if dec.has(name) {
+				c.fail(name, "has no effect beside disabled: true")
+			}
+		}
+	}
+	return c.problems
+}
+
+// policyNames are the valid policies.
+func policyNames() []string {
+	return []string{"random", "least-request", "least-kv-cache"}
+}
+
+func (c *checker) policy(path, name string) {
+	c.oneOf(path, "policy", name, policyNames())
+}
+
+func (c *checker) oneOf(path, what, value string, valid []string) {
+	if !slices.Contains(valid, value) {
+		c.fail(path, "unknown %s %q%s", what, value, suggest(value, valid))
+	}
+}
+
+var poolNameRule = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
+
+func (c *checker) poolName(path, name string) {
+	if !poolNameRule.MatchString(name) {
+		c.fail(path, "%q is not a pool name: up to 63 letters, digits, and - _ . between them", name)
+	}
+}
+
+func (c *checker) pools(pools Pools) {
+	if len(pools) == 0 {
+		c.fail("pools", "is missing: at least one pool is needed, such as pools: {default: {static: [{address: \"10.0.0.1:8000\"}]}}")
+	}
+	for i := range pools {
+		p := &pools[i]
+		path := fieldPath("pools", p.Name)
+		c.poolName(path, p.Name)
+		if p.Static == nil && p.File == nil {
+			c.fail(path, "has no source of endpoints: give it static or file")
+		}
+		if p.File != nil && p.File.Path == "" {
+			c.fail(path+".file.path", "is missing: name the file that lists the endpoints")
+		}
+		c.static(path+".static", p.Static)
+	}
+}
+
+func (c *checker) static(path string, endpoints []Endpoint) {
+	seen := map[netip.AddrPort]string{}
+	for i, endpoint := range endpoints {
+		at := indexPath(path, i)
+		address, ok := c.endpoint(at, endpoint)
+		if !ok {
+			continue
+		}
+		if first, dup := seen[address]; dup {
+			c.fail(at+".address", "%s is listed before, at %s", address, first)
+			continue
+		}
+		seen[address] = at
+	}
+}
+
+func (c *checker) models(m Models) {
+	inRange(c, "models.memory", m.Memory, 0, 24*time.Hour)
+	if m.NotFoundStatus != 400 && m.NotFoundStatus != 404 {
+		c.fail("models.notFoundStatus", "is %d: 400 or 404 is wanted", m.NotFoundStatus)
+	}
+	seen := map[string]string{}
+	name := func(path, value string) {
+		if value == "" {
+			c.fail(path, "is missing: name the model")
+		} else if first, dup := seen[value]; dup {
+			c.fail(path, "%q is listed before, at %s", value, first)
+		} else {
+			seen[value] = path
+		}
+	}
+	for i, known := range m.Known {
+		at := indexPath("models.known", i)
+		name(at+".name", known.Name)
+		for j, adapter := range known.Adapters {
+			name(indexPath(at+".adapters", j), adapter)
+		}
+	}
+}
+
+func (c *checker) scrape(s Scrape) {
+	inRange(c, "scrape.interval", s.Interval, 50*time.Millisecond, 5*time.Minute)
+	inRange(c, "scrape.timeout", s.Timeout, 10*time.Millisecond, time.Minute)
+	inRange(c, "scrape.maxBytes", s.MaxBytes, 1<<10, 1<<30)
+	if s.StaleAfter < s.Interval {
+		c.fail("scrape.staleAfter", "is %v, shorter than scrape.interval %v: every reading would be stale; a few intervals are wanted", s.StaleAfter, s.Interval)
+	} else {
+		inRange(c, "scrape.staleAfter", s.StaleAfter, 50*time.Millisecond, time.Hour)
+	}
+}
+
+func (c *checker) limits(l Limits) {
+	inRange(c, "limits.requestBody", l.RequestBody, 1<<10, 1<<30)
+	inRange(c, "limits.jsonDepth", l.JSONDepth, 8, 10_000)
+	if l.HeldBodies != 0 && l.HeldBodies < l.RequestBody {
+		c.fail("limits.heldBodies", "is %v, less than limits.requestBody %v: the largest body could never wait", l.HeldBodies, l.RequestBody)
+	}
+}
+
+func (c *checker) health(h Health) {
+	inRange(c, "health.interval", h.Interval, 100*time.Millisecond, 10*time.Minute)
+	inRange(c, "health.timeout", h.Timeout, 10*time.Millisecond, time.Minute)
+	if h.Path != "" && (h.Path[0] != '/' || strings.ContainsAny(h.Path, " \t\r\n#")) {
+		c.fail("health.path", "%q is not a path: it starts with / and has no spaces", h.Path)
+	}
+}
+
+func (c *checker) listen(path, address, want string) {
+	if _, err := netip.ParseAddrPort(address); err != nil {
+		c.fail(path, "%q is not %s", address, want)
+	}
+}
+
+func inRange[T cmp.Ordered](c *checker, path string, value, least, most T) {
+	if value < least || value > most {
+		c.fail(path, "is %s: %s to %s is wanted", text(value), text(least), text(most))
+	}
+}
+
+func text(value any) string { return fmt.Sprint(value) }
+
+// endpoint checks an entry as discovery will read it.
+func (c *checker) endpoint(path string, endpoint Endpoint) (netip.AddrPort, bool) {
+	target, problems := pool.ParseTarget(endpoint.Address, endpoint.Labels, endpoint.Pod)
+	for _, problem := range problems {
+		// The field is relative to the entry: address, or labels["…"].
+		c.fail(path+"."+problem.Field, "%s", problem.Message)
+	}
+	return target.Addr, len(problems) == 0
+}
