@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -62,6 +63,12 @@ type Snapshot struct {
 	// Endpoints is sorted by address.
 	Endpoints []Endpoint
 
+	// columns hold each metric by endpoint, NaN where there is none, and
+	// freshFor how long after Built those readings may be used: a pick scans
+	// them without touching the endpoints.
+	columns  [numMetrics][]float64
+	freshFor []time.Duration
+
 	all     Candidates
 	any     *Candidates
 	byModel map[string]*Candidates
@@ -94,6 +101,8 @@ func NewSnapshot(in Input) *Snapshot {
 		s.known[m] = struct{}{}
 	}
 	slices.SortFunc(s.Endpoints, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })
+
+	s.fillColumns()
 
 	ready := make(map[string][]int32)
 	var wild, all []int32
@@ -133,6 +142,30 @@ func NewSnapshot(in Input) *Snapshot {
 	}
 	s.markPassed(in.Now)
 	return s
+}
+
+func (s *Snapshot) fillColumns() {
+	n := len(s.Endpoints)
+	s.freshFor = make([]time.Duration, n)
+	values := make([]float64, int(numMetrics)*n)
+	for m := range s.columns {
+		s.columns[m], values = values[:n:n], values[n:]
+	}
+	for i := range s.Endpoints {
+		read := s.Endpoints[i].Metrics
+		if read != nil {
+			s.freshFor[i] = read.Taken.Sub(s.Built) + s.StaleAfter
+		} else {
+			s.freshFor[i] = math.MinInt64
+		}
+		for m := range s.columns {
+			v, ok := read.Get(Metric(m))
+			if !ok {
+				v = math.NaN()
+			}
+			s.columns[m][i] = v
+		}
+	}
 }
 
 // served yields the label's model and the others, each perhaps twice.
@@ -212,12 +245,23 @@ func (s *Snapshot) ModelNames() []string {
 	return names
 }
 
-// Metric reads an endpoint's metric; ok is false where it is absent or stale.
-func (s *Snapshot) Metric(e *Endpoint, m Metric, now time.Time) (v float64, ok bool) {
-	if e.Metrics == nil || now.Sub(e.Metrics.Taken) > s.StaleAfter {
-		return 0, false
-	}
-	return e.Metrics.Get(m)
+// Readings are one metric of all endpoints at one time.
+type Readings struct {
+	values   []float64
+	freshFor []time.Duration
+	age      time.Duration
+}
+
+// Readings returns a metric's readings as of now.
+func (s *Snapshot) Readings(m Metric, now time.Time) Readings {
+	return Readings{s.columns[m], s.freshFor, now.Sub(s.Built)}
+}
+
+// At returns the reading of the endpoint at a position in Endpoints; ok is
+// false where it is absent or stale.
+func (r Readings) At(i int32) (v float64, ok bool) {
+	v = r.values[i]
+	return v, v == v && r.age <= r.freshFor[i]
 }
 
 // faultQueue bounds the faults on their way to the writer. The writer handles
