@@ -1,0 +1,162 @@
+package flowcontrol
+
+import (
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type request struct {
+	Waiter
+	id    int
+	woken func(id int, o Outcome)
+}
+
+func (r *request) Wake(o Outcome) { r.woken(r.id, o) }
+
+func TestQueueOrderDeadlinesAndBounds(t *testing.T) {
+	now := time.Unix(100, 0)
+	room := NewRoom(4, 100, func() time.Time { return now })
+	q, other := room.NewQueue(), room.NewQueue()
+	var log []int // id, negative when expired
+	add := func(q *Queue, id int, after time.Duration, bytes int64) *request {
+		r := &request{id: id, woken: func(id int, o Outcome) {
+			if o == Expired {
+				id = -id
+			}
+			log = append(log, id)
+		}}
+		if !q.Add(&r.Waiter, r, now.Add(after), bytes) {
+			return nil
+		}
+		return r
+	}
+	want := func(step string, ids ...int) {
+		t.Helper()
+		if len(log) != len(ids) {
+			t.Fatalf("%s: woke %v, want %v", step, log, ids)
+		}
+		for i := range ids {
+			if log[i] != ids[i] {
+				t.Fatalf("%s: woke %v, want %v", step, log, ids)
+			}
+		}
+		log = nil
+	}
+	add(q, 1, 3*time.Second, 10)
+	two := add(q, 2, time.Second, 10)
+	add(q, 3, 2*time.Second, 10)
+	add(other, 4, 5*time.Second, 10)
+	if add(q, 5, time.Second, 0) != nil {
+		t.Fatal("a fifth request found room for four")
+	}
+	if n := q.Grant(1); n != 1 {
+		t.Fatalf("granted %d of 1", n)
+	}
+	want("grant takes the first come", 1)
+	if add(q, 6, time.Second, 71) != nil {
+		t.Fatal("101 bytes found room for 100")
+	}
+	if add(q, 6, 4*time.Second, 70) == nil {
+		t.Fatal("100 bytes found no room for 100")
+	}
+	if !q.Remove(&two.Waiter) || q.Remove(&two.Waiter) {
+		t.Fatal("a waiter is removed once")
+	}
+	if left := room.Expire(); left != 2*time.Second {
+		t.Fatalf("next deadline in %v, want 2s", left)
+	}
+	want("nothing is due")
+	now = now.Add(4 * time.Second)
+	if left := room.Expire(); left != time.Second {
+		t.Fatalf("next deadline in %v, want 1s", left)
+	}
+	want("the due ones, earliest first", -3, -6)
+	if n := other.Grant(9); n != 1 || other.Len() != 0 {
+		t.Fatalf("granted %d of the 1 left", n)
+	}
+	want("queues are apart", 4)
+	if n, bytes, expired := room.Waiting(); n != 0 || bytes != 0 || expired != 2 {
+		t.Fatalf("%d waiting, %d bytes, %d expired; want 0, 0, 2", n, bytes, expired)
+	}
+	if left := room.Expire(); left != idle {
+		t.Fatalf("an empty room waits %v", left)
+	}
+}
+
+// TestEveryWaiterEndsOnce lets grants, removals and deadlines race for the same
+// waiters.
+func TestEveryWaiterEndsOnce(t *testing.T) {
+	const n = 20000
+	room := NewRoom(n, n, time.Now)
+	room.Start()
+	defer room.Stop()
+	q := room.NewQueue()
+	ends := make([]atomic.Int32, n)
+	var done sync.WaitGroup
+	done.Add(n)
+	requests := make([]*request, n)
+	for i := range n {
+		requests[i] = &request{id: i, woken: func(id int, _ Outcome) {
+			ends[id].Add(1)
+			done.Done()
+		}}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		rng := rand.New(rand.NewPCG(1, 1))
+		for _, r := range requests {
+			if !q.Add(&r.Waiter, r, time.Now().Add(time.Duration(rng.IntN(20))*time.Millisecond), 1) {
+				t.Error("no room")
+			}
+			if rng.IntN(3) == 0 && q.Remove(&r.Waiter) {
+				ends[r.id].Add(1)
+				done.Done()
+			}
+		}
+	})
+	stop := make(chan struct{})
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				q.Grant(1)
+			}
+		}
+	})
+	done.Wait()
+	close(stop)
+	wg.Wait()
+	for i := range ends {
+		if ends[i].Load() != 1 {
+			t.Fatalf("waiter %d ended %d times", i, ends[i].Load())
+		}
+	}
+	if n, bytes, _ := room.Waiting(); n != 0 || bytes != 0 {
+		t.Fatalf("%d waiting, %d bytes are left", n, bytes)
+	}
+}
+
+func BenchmarkAddGrant(b *testing.B) {
+	room := NewRoom(1<<20, 1<<40, time.Now)
+	q := room.NewQueue()
+	waiting := make([]*request, 10000)
+	for i := range waiting {
+		waiting[i] = &request{woken: func(int, Outcome) {}}
+		q.Add(&waiting[i].Waiter, waiting[i], time.Now().Add(time.Hour), 1)
+	}
+	b.ReportAllocs()
+	for i := range b.N {
+		q.Grant(1)
+		r := waiting[i%len(waiting)]
+		q.Add(&r.Waiter, r, time.Now().Add(time.Hour), 1)
+	}
+}
