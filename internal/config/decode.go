@@ -11,11 +11,8 @@ import (
 )
 
 // maxNodes bounds the values in one document, so that nested aliases can't make
-// a small text cost gigabytes; maxDepth bounds how deep they nest.
-const (
-	maxNodes = 1_000_000
-	maxDepth = 64
-)
+// a small text cost gigabytes. Depth is bounded by the structs.
+const maxNodes = 300_000
 
 // decoder walks one document into a struct by the struct's json tags. What it
 // finds wrong it notes and goes on, leaving the value as if it were absent.
@@ -42,7 +39,7 @@ func decodeDocument(text []byte, into any) *decoder {
 		d.bad[""] = true
 		d.problems = append(d.problems, Problem{Message: err.Error()})
 	case root != nil:
-		d.value(root, reflect.ValueOf(into).Elem(), "", 0)
+		d.value(root, reflect.ValueOf(into).Elem(), "")
 	}
 	return d
 }
@@ -61,6 +58,9 @@ func (d *decoder) failed(path string) bool {
 	return false
 }
 
+// tooLarge reports whether decoding stopped before the document's end.
+func (d *decoder) tooLarge() bool { return d.nodes >= maxNodes }
+
 func (d *decoder) topFields() []string { return d.top }
 
 func (d *decoder) problem(path, format string, args ...any) Problem {
@@ -72,13 +72,13 @@ func (d *decoder) fail(path string, format string, args ...any) {
 	d.problems = append(d.problems, d.problem(path, format, args...))
 }
 
-func (d *decoder) value(n *yaml.Node, into reflect.Value, path string, depth int) {
-	for n.Kind == yaml.AliasNode && n.Alias != nil {
+func (d *decoder) value(n *yaml.Node, into reflect.Value, path string) {
+	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
-	if d.nodes++; d.nodes > maxNodes || depth > maxDepth {
-		if !d.bad[path] {
-			d.fail(path, "the document is too large or nests too deep")
+	if d.nodes++; d.nodes >= maxNodes {
+		if d.nodes == maxNodes {
+			d.fail(path, "the document is too large: %d values are the limit, aliases counted each time", maxNodes)
 		}
 		return
 	}
@@ -89,18 +89,18 @@ func (d *decoder) value(n *yaml.Node, into reflect.Value, path string, depth int
 	switch into.Kind() {
 	case reflect.Pointer:
 		fresh := reflect.New(into.Type().Elem())
-		d.value(n, fresh.Elem(), path, depth)
+		d.value(n, fresh.Elem(), path)
 		into.Set(fresh)
 	case reflect.Struct:
-		d.object(n, into, path, depth)
+		d.object(n, into, path)
 	case reflect.Slice:
 		if into.Type() == reflect.TypeFor[Pools]() {
-			d.pools(n, into, path, depth)
+			d.pools(n, into, path)
 			return
 		}
-		d.list(n, into, path, depth)
+		d.list(n, into, path)
 	case reflect.Map:
-		d.stringMap(n, into, path, depth)
+		d.stringMap(n, into, path)
 	default:
 		d.scalar(n, into, path)
 	}
@@ -135,7 +135,7 @@ func (d *decoder) entries(n *yaml.Node, path, want string, each func(key string,
 	return true
 }
 
-func (d *decoder) object(n *yaml.Node, into reflect.Value, path string, depth int) {
+func (d *decoder) object(n *yaml.Node, into reflect.Value, path string) {
 	fields := fieldIndex(into.Type())
 	d.entries(n, path, "an object with "+strings.Join(fieldNames(into.Type()), ", "), func(key string, value *yaml.Node) {
 		if path == "" {
@@ -147,11 +147,11 @@ func (d *decoder) object(n *yaml.Node, into reflect.Value, path string, depth in
 			d.fail(at, "unknown field%s", suggest(key, fieldNames(into.Type())))
 			return
 		}
-		d.value(value, into.Field(index), at, depth+1)
+		d.value(value, into.Field(index), at)
 	})
 }
 
-func (d *decoder) list(n *yaml.Node, into reflect.Value, path string, depth int) {
+func (d *decoder) list(n *yaml.Node, into reflect.Value, path string) {
 	if n.Kind != yaml.SequenceNode {
 		d.fail(path, "is %s: a list is wanted", describe(n))
 		return
@@ -164,27 +164,27 @@ func (d *decoder) list(n *yaml.Node, into reflect.Value, path string, depth int)
 			d.fail(at, "is empty")
 			continue
 		}
-		d.value(item, list.Index(i), at, depth+1)
+		d.value(item, list.Index(i), at)
 	}
 	into.Set(list)
 }
 
-func (d *decoder) stringMap(n *yaml.Node, into reflect.Value, path string, depth int) {
+func (d *decoder) stringMap(n *yaml.Node, into reflect.Value, path string) {
 	m := reflect.MakeMap(into.Type())
 	d.entries(n, path, "an object", func(key string, value *yaml.Node) {
 		item := reflect.New(into.Type().Elem()).Elem()
-		d.value(value, item, fieldPath(path, key), depth+1)
+		d.value(value, item, fieldPath(path, key))
 		m.SetMapIndex(reflect.ValueOf(key), item)
 	})
 	into.Set(m)
 }
 
 // pools keeps the document's order where there is one.
-func (d *decoder) pools(n *yaml.Node, into reflect.Value, path string, depth int) {
+func (d *decoder) pools(n *yaml.Node, into reflect.Value, path string) {
 	list := Pools{}
 	ok := d.entries(n, path, "an object of pools by name", func(key string, value *yaml.Node) {
 		pool := Pool{Name: key}
-		d.value(value, reflect.ValueOf(&pool).Elem(), fieldPath(path, key), depth+1)
+		d.value(value, reflect.ValueOf(&pool).Elem(), fieldPath(path, key))
 		list = append(list, pool)
 	})
 	if !ok {

@@ -11,6 +11,9 @@ import (
 func Parse(text []byte) (*Config, error) {
 	cfg := &Config{}
 	dec := decodeDocument(text, cfg)
+	if dec.tooLarge() {
+		return nil, dec.problems.capped()
+	}
 	if cfg.ConfigFile != "" || dec.has("configFile") {
 		problems := dec.problems
 		if cfg.ConfigFile == "" && !dec.failed("configFile") {
@@ -29,7 +32,7 @@ func Parse(text []byte) (*Config, error) {
 	setDefaults(cfg, dec)
 	problems := append(dec.problems, validate(cfg, dec)...)
 	if len(problems) > 0 {
-		return nil, problems
+		return nil, problems.capped()
 	}
 	return cfg, nil
 }

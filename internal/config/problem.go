@@ -46,6 +46,17 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
+// maxProblems is how many problems one document reports: each becomes a log line.
+const maxProblems = 200
+
+func (ps Problems) capped() Problems {
+	if len(ps) <= maxProblems {
+		return ps
+	}
+	rest := Problem{Message: "and " + strconv.Itoa(len(ps)-maxProblems) + " more problems"}
+	return append(ps[:maxProblems:maxProblems], rest)
+}
+
 // fieldPath is the path of a key below path. A key that would read ambiguously is
 // quoted in brackets: labels["model.aibrix.ai/port"].
 func fieldPath(path, key string) string {
