@@ -40,15 +40,16 @@ type Waiter struct {
 // timer, and the bounds on their number and bytes. Start it before use.
 type Room struct {
 	// immutable
-	maxRequests int
-	maxBytes    int64
-	now         func() time.Time
-	nudge       chan struct{} // size 1: the earliest deadline has changed
-	stop        chan struct{}
-	stopped     chan struct{}
+	now   func() time.Time
+	nudge chan struct{} // size 1: the earliest deadline has changed
+
+	// of whoever calls Start and Stop
+	stop, stopped chan struct{}
 
 	mu sync.Mutex // held for O(log n) at the most, never while waking
 	// protected by mu
+	maxRequests int
+	maxBytes    int64
 	byDeadline deadlines
 	bytes      int64
 	expired    uint64
@@ -57,14 +58,22 @@ type Room struct {
 // NewRoom returns a room for at most maxRequests waiting requests which hold at
 // most maxBytes of bodies together. now is the clock.
 func NewRoom(maxRequests int, maxBytes int64, now func() time.Time) *Room {
-	return &Room{
-		maxRequests: maxRequests, maxBytes: maxBytes, now: now,
-		nudge: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
-	}
+	return &Room{maxRequests: maxRequests, maxBytes: maxBytes, now: now, nudge: make(chan struct{}, 1)}
 }
 
-// Start runs the room's one goroutine, which expires waiters.
-func (r *Room) Start() { go r.run() }
+// SetLimits changes the bounds. Whoever waits already stays.
+func (r *Room) SetLimits(maxRequests int, maxBytes int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.maxRequests, r.maxBytes = maxRequests, maxBytes
+}
+
+// Start runs the room's one goroutine, which expires waiters. The room may be
+// started again after Stop.
+func (r *Room) Start() {
+	r.stop, r.stopped = make(chan struct{}), make(chan struct{})
+	go r.run(r.stop, r.stopped)
+}
 
 // Stop ends the goroutine and waits for it. Waiters stay where they are.
 func (r *Room) Stop() {
@@ -72,8 +81,8 @@ func (r *Room) Stop() {
 	<-r.stopped
 }
 
-func (r *Room) run() {
-	defer close(r.stopped)
+func (r *Room) run(stop <-chan struct{}, stopped chan<- struct{}) {
+	defer close(stopped)
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -81,7 +90,7 @@ func (r *Room) run() {
 		select {
 		case <-timer.C:
 		case <-r.nudge:
-		case <-r.stop:
+		case <-stop:
 			return
 		}
 	}
@@ -182,13 +191,13 @@ func (q *Queue) Add(w *Waiter, request Wakeable, deadline time.Time, bytes int64
 
 // Remove takes a request out whose client has left, and reports whether it was
 // still waiting; if not, it has been or is being woken.
-func (q *Queue) Remove(w *Waiter) bool {
-	q.room.mu.Lock()
-	defer q.room.mu.Unlock()
-	if w.queue != q {
+func (r *Room) Remove(w *Waiter) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w.queue == nil {
 		return false
 	}
-	q.room.removeLocked(w)
+	r.removeLocked(w)
 	return true
 }
 

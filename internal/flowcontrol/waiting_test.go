@@ -66,7 +66,7 @@ func TestQueueOrderDeadlinesAndBounds(t *testing.T) {
 	if add(q, 6, 4*time.Second, 70) == nil {
 		t.Fatal("100 bytes found no room for 100")
 	}
-	if !q.Remove(&two.Waiter) || q.Remove(&two.Waiter) {
+	if !room.Remove(&two.Waiter) || room.Remove(&two.Waiter) {
 		t.Fatal("a waiter is removed once")
 	}
 	if left := room.Expire(); left != 2*time.Second {
@@ -115,7 +115,7 @@ func TestEveryWaiterEndsOnce(t *testing.T) {
 			if !q.Add(&r.Waiter, r, time.Now().Add(time.Duration(rng.IntN(20))*time.Millisecond), 1) {
 				t.Error("no room")
 			}
-			if rng.IntN(3) == 0 && q.Remove(&r.Waiter) {
+			if rng.IntN(3) == 0 && room.Remove(&r.Waiter) {
 				ends[r.id].Add(1)
 				done.Done()
 			}
