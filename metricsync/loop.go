@@ -1,0 +1,260 @@
+package metricsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/shuntproxy/shunt/internal/pool"
+)
+
+// endpoint is one incarnation of one address, with its two goroutines: one
+// reads the metrics port, the other asks the serving port, so that a page that
+// hangs hides no dead engine.
+type endpoint struct {
+	// Immutable.
+	live  *pool.Live
+	phase uint64
+
+	// The signals to the two goroutines: a flag says what, then a channel of
+	// one slot wakes.
+	scrapeWake, serveWake           chan struct{}
+	wantScrape, wantProbe, wantList atomic.Bool
+	ready                           atomic.Bool // as the writer sees it
+	blind                           atomic.Bool // scrapes fail, or there are none
+
+	// stats is replaced by the scrape goroutine and read by anyone.
+	stats atomic.Pointer[EndpointStats]
+
+	endpointState
+}
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+func (e *endpoint) askScrape() { e.wantScrape.Store(true); wake(e.scrapeWake) }
+func (e *endpoint) askProbe()  { e.wantProbe.Store(true); wake(e.serveWake) }
+func (e *endpoint) askList()   { e.wantList.Store(true); wake(e.serveWake) }
+
+// event is a result on its way to the writer; one of the pointers is set.
+type event struct {
+	e      *endpoint
+	gen    int // of the scrape loop, for scrape
+	scrape *scrape
+	probe  *probeResult
+	list   *listResult
+}
+
+type probeResult struct{ err error }
+
+type listResult struct {
+	list modelList
+	err  error
+}
+
+// send hands an event to the writer, unless the loop is ended.
+func (s *Syncer) send(ctx context.Context, ev event) {
+	select {
+	case s.events <- ev:
+	case <-ctx.Done():
+	}
+}
+
+// scrapeLoop reads the metrics of e until ctx ends: at once, then on the grid
+// of its phase, more and more rarely while it fails.
+func (s *Syncer) scrapeLoop(ctx context.Context, e *endpoint, target pool.Target, gen int) {
+	defer s.wg.Done()
+	l := scraper{s: s, e: e, target: target, table: s.tables.of(target.Engine)}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for due := true; ; {
+		if due {
+			out := l.scrape(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			l.note(out)
+			s.send(ctx, event{e: e, gen: gen, scrape: out})
+		}
+		since := time.Since(s.origin)
+		timer.Reset(nextScrape(since, s.cfg.Load().Interval, e.phase, l.failures) - since)
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			due = true
+		case <-e.scrapeWake: // asked for, or the config changed
+			due = e.wantScrape.Swap(false)
+		}
+	}
+}
+
+// scraper is the state of one scrape loop.
+type scraper struct {
+	s        *Syncer
+	e        *endpoint
+	target   pool.Target
+	table    *table
+	path     int // of table.paths, the last that was not 404
+	failures int // in a row
+	adapters string
+	stats    EndpointStats
+}
+
+func (l *scraper) scrape(ctx context.Context) (out *scrape) {
+	cfg := l.s.cfg.Load()
+	start := time.Now()
+	out = &scrape{}
+	defer func() {
+		if r := recover(); r != nil {
+			l.s.panicked(r)
+			*out = scrape{reason: ScrapeInternal, err: fmt.Errorf("panic: %v", r)}
+		}
+		out.took = time.Since(start)
+		if out.taken.IsZero() {
+			out.taken = start.Add(out.took)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	p := l.s.parsers.Get().(*parser)
+	defer l.s.parsers.Put(p)
+	addr := netip.AddrPortFrom(l.target.Addr.Addr(), l.target.MetricPort)
+	for range l.table.paths {
+		*out = fetchPage(ctx, l.s.client, addr, l.table.paths[l.path], l.table, p, cfg.MaxBytes, l.adapters)
+		if e, ok := errors.AsType[statusError](out.err); !ok || e.status != http.StatusNotFound {
+			break
+		}
+		l.path = (l.path + 1) % len(l.table.paths)
+	}
+	if out.reason == ScrapeTimeout {
+		out.err = fmt.Errorf("no whole page within %s", cfg.Timeout)
+	}
+	return out
+}
+
+// note keeps the loop's own books of a scrape.
+func (l *scraper) note(out *scrape) {
+	l.s.counters.scraped(out)
+	if out.reason == ScrapeOK {
+		l.failures = 0
+		l.adapters = out.page.adapters
+		l.stats.LastGood = out.taken
+	} else {
+		l.failures++
+		l.stats.LastError, l.stats.LastReason, l.stats.LastErrorAt = out.err.Error(), out.reason, out.taken
+	}
+	l.stats.Addr, l.stats.Pod = l.target.Addr, l.target.Pod
+	l.stats.Failures, l.stats.LastDuration, l.stats.LastBytes = l.failures, out.took, out.bytes
+	stats := l.stats
+	l.e.stats.Store(&stats)
+
+	if failing := l.failures > 0; l.e.blind.Swap(failing) != failing && failing {
+		l.e.askProbe()
+	}
+}
+
+// serveLoop asks the serving port of e until ctx ends: whether it is there,
+// and for its models.
+func (s *Syncer) serveLoop(ctx context.Context, e *endpoint, t pool.Target) {
+	defer s.wg.Done()
+	var p probeState
+	var l listState
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		cfg := s.cfg.Load()
+		p.asked = e.wantProbe.Load()
+		p.ready, p.blind = e.ready.Load(), e.blind.Load()
+		l.asked = e.wantList.Load()
+		if l.ready = p.ready; !l.ready {
+			l.last, l.failed = time.Time{}, false
+		}
+		now := time.Now()
+		probeAt, probing := nextProbe(p, cfg)
+		listAt, listing := nextList(l, cfg)
+		switch {
+		case probing && !probeAt.After(now):
+			e.wantProbe.Store(false)
+			err := s.probe(ctx, cfg, t)
+			if ctx.Err() != nil {
+				return
+			}
+			p.last, p.failed = time.Now(), err != nil
+			s.send(ctx, event{e: e, probe: &probeResult{err}})
+			continue
+		case listing && !listAt.After(now):
+			e.wantList.Store(false)
+			list, err := s.list(ctx, cfg, t)
+			if ctx.Err() != nil {
+				return
+			}
+			l.last, l.failed = time.Now(), err != nil
+			s.send(ctx, event{e: e, list: &listResult{list, err}})
+			continue
+		}
+		var tick <-chan time.Time
+		if probing || listing {
+			next := probeAt
+			if !probing || listing && listAt.Before(probeAt) {
+				next = listAt
+			}
+			timer.Reset(next.Sub(now))
+			tick = timer.C
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick:
+		case <-e.serveWake:
+		}
+	}
+}
+
+func (s *Syncer) probe(ctx context.Context, cfg *Config, t pool.Target) (err error) {
+	defer s.caught(&err)
+	timeout := cfg.Timeout
+	if cfg.Health.Path != "" {
+		timeout = cfg.Health.Timeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	s.counters.probes.Add(1)
+	if err = probe(ctx, s.client, s.dial, t.Addr, cfg.Health.Path); err != nil {
+		s.counters.probesFailed.Add(1)
+	}
+	return err
+}
+
+func (s *Syncer) list(ctx context.Context, cfg *Config, t pool.Target) (list modelList, err error) {
+	defer s.caught(&err)
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	s.counters.listsAsked.Add(1)
+	if list, err = fetchModels(ctx, s.client, t.Addr); err != nil {
+		s.counters.listsFailed.Add(1)
+	}
+	return list, err
+}
+
+// caught makes a panic an error.
+func (s *Syncer) caught(err *error) {
+	if r := recover(); r != nil {
+		s.panicked(r)
+		*err = fmt.Errorf("panic: %v", r)
+	}
+}
+
+func (s *Syncer) panicked(r any) {
+	s.counters.panics.Add(1)
+	s.logf(levelError, "panic: %v\n%s", r, debug.Stack())
+}

@@ -1,0 +1,97 @@
+package metricsync
+
+import (
+	"hash/fnv"
+	"net/netip"
+	"time"
+)
+
+const (
+	// minInterval is the floor of Config.Interval.
+	minInterval = 50 * time.Millisecond
+	// maxBackOff is how rarely a page that keeps failing is asked, unless the
+	// interval is longer.
+	maxBackOff = 30 * time.Second
+	// probeGap is the least time between two probes of one endpoint, however
+	// many requests fail to connect.
+	probeGap = 20 * time.Millisecond
+	// listEvery is how often a ready endpoint is asked for its models, and
+	// listRetry how long after an answer that was none.
+	listEvery = 30 * time.Second
+	listRetry = 5 * time.Second
+)
+
+// phase is an endpoint's fixed offset into each interval, so that the scrapes
+// of a pool are spread and stay so over restarts.
+func phase(addr netip.AddrPort) uint64 {
+	h := fnv.New64a()
+	b, _ := addr.MarshalBinary() // never fails
+	h.Write(b)
+	return h.Sum64()
+}
+
+// nextScrape returns when the next scrape is due, as time since the pool's
+// start. now is such a time too; failures counts those in a row.
+func nextScrape(now, interval time.Duration, phase uint64, failures int) time.Duration {
+	wait := interval
+	for range failures {
+		if wait >= maxBackOff {
+			break
+		}
+		wait = min(2*wait, maxBackOff)
+	}
+	offset := time.Duration(phase % uint64(interval))
+	// The first instant of the grid after now, and as many more as back-off asks.
+	tick := now - (now-offset)%interval
+	if tick <= now {
+		tick += interval
+	}
+	return tick + (max(wait, interval)-interval)/interval*interval
+}
+
+// probeState is what decides when the serving port is probed next.
+type probeState struct {
+	last   time.Time // zero before the first
+	failed bool      // the last probe did
+	asked  bool      // a request could not connect, or scrapes began to fail
+	ready  bool      // as the writer sees it
+	blind  bool      // scrapes fail, or there are none
+}
+
+// nextProbe returns when the next probe is due; ok is false if none is.
+func nextProbe(s probeState, cfg *Config) (at time.Time, ok bool) {
+	switch {
+	case s.last.IsZero():
+		return s.last, true
+	case s.asked:
+		return s.last.Add(probeGap), true
+	case cfg.Health.Path != "":
+		return s.last.Add(cfg.Health.Interval), true
+	case !s.ready || s.blind || s.failed:
+		return s.last.Add(cfg.Interval), true
+	default:
+		return time.Time{}, false
+	}
+}
+
+// listState is what decides when the model list is asked for next.
+type listState struct {
+	last   time.Time // zero before the first since it became ready
+	failed bool
+	asked  bool
+	ready  bool
+}
+
+// nextList returns when the model list is due; ok is false if it is not.
+func nextList(s listState, cfg *Config) (at time.Time, ok bool) {
+	switch {
+	case !cfg.Discover || !s.ready:
+		return time.Time{}, false
+	case s.last.IsZero() || s.asked:
+		return time.Time{}, true
+	case s.failed:
+		return s.last.Add(listRetry), true
+	default:
+		return s.last.Add(listEvery), true
+	}
+}
