@@ -1,0 +1,160 @@
+package openai
+
+// Usage is what an answer says about tokens; -1 is "not said".
+type Usage struct {
+	Prompt     int64 // prompt_tokens or input_tokens
+	Completion int64 // completion_tokens or output_tokens
+	Cached     int64 // *_tokens_details.cached_tokens or cache_read_input_tokens: prompt tokens not computed anew
+	total      int64
+}
+
+// Total returns total_tokens or, where the shape has none, the sum of what is said; -1 if nothing is.
+func (u Usage) Total() int64 {
+	switch {
+	case u.total >= 0:
+		return u.total
+	case u.Prompt < 0 && u.Completion < 0:
+		return -1
+	}
+	return max(u.Prompt, 0) + max(u.Completion, 0)
+}
+
+// Said tells whether there was any usage.
+func (u Usage) Said() bool { return u.Prompt >= 0 || u.Completion >= 0 || u.total >= 0 }
+
+// Slots and marks of the response program.
+const (
+	slotPrompt = iota
+	slotCompletion
+	slotTotal
+	slotCached
+)
+const (
+	markContent = iota
+	markError
+)
+
+// responseProg reads usage where OpenAI (top level; "response" in the events of /v1/responses) and Anthropic
+// ("message" in message_start) put it, and notices generated content.
+var responseProg = func() []node {
+	details := object(at("cached_tokens", do(actNumber, slotCached)))
+	usage := object(
+		at("prompt_tokens", do(actNumber, slotPrompt)),
+		at("completion_tokens", do(actNumber, slotCompletion)),
+		at("total_tokens", do(actNumber, slotTotal)),
+		at("input_tokens", do(actNumber, slotPrompt)),
+		at("output_tokens", do(actNumber, slotCompletion)),
+		at("cache_read_input_tokens", do(actNumber, slotCached)),
+		at("prompt_tokens_details", details),
+		at("input_tokens_details", details),
+	)
+	content := do(actMark, markContent)
+	return compile(object(
+		at("usage", usage),
+		at("response", object(at("usage", usage))),
+		at("message", object(at("usage", usage))),
+		at("choices", each(object(
+			at("text", content),
+			at("delta", object(
+				at("content", content), at("reasoning_content", content), at("reasoning", content),
+				at("refusal", content), at("tool_calls", content), at("function_call", content))),
+		))),
+		// A string in /v1/responses, an object in /v1/messages.
+		at("delta", do(actMarkString, markContent).with(object(
+			at("text", content), at("thinking", content), at("partial_json", content)))),
+		at("error", do(actMarkValue, markError)),
+	))
+}()
+
+// lineState is where an event reader stands in a line.
+type lineState uint8
+
+const (
+	lineStart lineState = iota // matching the field name; at counts matched bytes
+	lineColon                  // after "data:": one space may follow
+	lineData
+	lineSkip // a line that does not matter
+	lineCR   // after a carriage return: a line feed belongs to it
+)
+
+// Reader watches a response body: a JSON object, or server-sent events with one in each. It keeps numbers only,
+// never text, and lines of any length pass. Chunks may be cut anywhere. The zero value is ready for Reset.
+type Reader struct {
+	m     machine
+	usage Usage
+
+	events  int
+	content int
+	err     bool
+	done    bool
+
+	sse   bool
+	state lineState
+	at    uint8 // bytes matched of "data", or of the byte order mark
+	begun bool  // the present event has data
+	first bool  // nothing but a byte order mark has been read
+	term  uint8 // bytes of "[DONE]" matched, or noTerm
+}
+
+const (
+	dataName = "data"
+	doneText = "[DONE]"
+	noTerm   = 0xff
+	bomText  = "\xef\xbb\xbf"
+)
+
+// Reset begins a response. sse says that its content type is text/event-stream.
+func (r *Reader) Reset(sse bool) {
+	r.usage = Usage{-1, -1, -1, -1}
+	r.events, r.content, r.err, r.done = 0, 0, false, false
+	r.sse, r.state, r.at, r.begun, r.first, r.term = sse, lineStart, 0, false, true, 0
+	r.m.reset(responseProg, 0, nil)
+}
+
+// Write reads the next chunk, which is not retained.
+func (r *Reader) Write(chunk []byte) {
+	if r.sse {
+		r.lines(chunk)
+		return
+	}
+	r.m.write(chunk)
+}
+
+// Finish ends the response and returns its usage. A JSON body that is cut short or malformed counts as far as it
+// was read, an event only if it is whole.
+func (r *Reader) Finish() Usage {
+	if r.sse {
+		r.endEvent()
+		return r.usage
+	}
+	r.collect()
+	return r.usage
+}
+
+// Usage returns what has been said so far; in a JSON body nothing is before Finish.
+func (r *Reader) Usage() Usage { return r.usage }
+
+// Events returns the number of events with data so far, the closing [DONE] left out.
+func (r *Reader) Events() int { return r.events }
+
+// ContentEvents returns the number of events so far that carried generated content (text, reasoning, tool
+// arguments). The first one is the first token; the count estimates output tokens where no usage is sent.
+func (r *Reader) ContentEvents() int { return r.content }
+
+// Failed tells whether the answer carries an error object.
+func (r *Reader) Failed() bool { return r.err }
+
+// Done tells whether the stream said [DONE].
+func (r *Reader) Done() bool { return r.done }
+
+// collect takes over what the machine found. A number said again replaces the earlier one.
+func (r *Reader) collect() {
+	for slot, to := range [...]*int64{&r.usage.Prompt, &r.usage.Completion, &r.usage.total, &r.usage.Cached} {
+		if r.m.set>>slot&1 == 1 {
+			*to = r.m.slots[slot]
+		}
+	}
+	if r.m.marks>>markError&1 == 1 {
+		r.err = true
+	}
+}
