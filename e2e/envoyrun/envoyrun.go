@@ -6,6 +6,7 @@ package envoyrun
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -180,7 +181,7 @@ func (e *Envoy) prepare(o Options) ([]string, error) {
 	path := o.BootstrapPath
 	if o.Bootstrap != nil {
 		path = filepath.Join(scratch, "bootstrap.yaml")
-		if trimmed := strings.TrimSpace(string(o.Bootstrap)); strings.HasPrefix(trimmed, "{") {
+		if json.Valid(o.Bootstrap) {
 			path = filepath.Join(scratch, "bootstrap.json") // keeps 0.8 a number, which the YAML loader doesn't
 		}
 		if err := os.WriteFile(path, o.Bootstrap, 0o600); err != nil {
