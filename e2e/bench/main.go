@@ -275,6 +275,9 @@ func (b *bench) measure(ctx context.Context) (_ []result, err error) {
 							return ctx.Err()
 						}
 						s, err := b.one(envoys[name], body, loadFor(loadName, saturation[body], b.quick))
+						if err == nil && s.rps == 0 {
+							err = errors.New("no answer within the window")
+						}
 						if err != nil {
 							return fmt.Errorf("case %s, body %s, load %s: %w", name, body, loadName, err)
 						}
