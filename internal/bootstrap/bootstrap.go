@@ -1,0 +1,185 @@
+// Package bootstrap prints the reference Envoy bootstrap: one listener with shunt
+// in its filter chain and one ORIGINAL_DST cluster, with what LLM traffic needs
+// and Envoy's defaults break. Each choice is explained by a comment in the output.
+package bootstrap
+
+import (
+	"bytes"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"text/template"
+
+	"github.com/shuntproxy/shunt/internal/config"
+)
+
+//go:embed *.yaml.tmpl
+var templates embed.FS
+
+// DoorStock loads shunt as a dynamic module, in any Envoy image.
+const DoorStock = "stock"
+
+// Options say what to print.
+type Options struct {
+	// Door is how Envoy loads shunt: stock. Empty means stock.
+	Door string
+	// Listen is the IP:port that clients connect to; port 0 lets the system choose.
+	Listen string
+	// Admin is the IP:port of Envoy's admin interface; port 0 as above.
+	Admin string
+	// Module is the absolute path of libshunt.so. Empty, Envoy searches for it by
+	// name.
+	Module string
+	// Document is shunt's config, YAML or JSON, with its pools in it. It is printed
+	// inline unless ConfigFile is set, and its limits shape the rest.
+	Document []byte
+	// ConfigFile, if set, is the path from which shunt reads Document at run time.
+	ConfigFile string
+	// HeapBytes is the size of Envoy's heap at which it sheds load; 0 means twice
+	// the default of limits.heldBodies, 2 GiB.
+	HeapBytes int64
+	// LDSFile moves the listener out of the bootstrap: Envoy watches that file, whose
+	// text Listener returns.
+	LDSFile string
+	// ExtraRoutes and ExtraClusters are YAML list items without indentation: routes
+	// that come before the one for everything, and further clusters.
+	ExtraRoutes   string
+	ExtraClusters string
+}
+
+// MetadataFields are the keys of the dynamic metadata namespace shunt that the
+// access log prints.
+func MetadataFields() []string {
+	return []string{
+		"model", "target_model", "endpoint", "pod", "policy", "fallback", "reason", "objective", "priority",
+		"fairness_id", "queue_ms", "pick_us", "ttft_ms", "prompt_tokens", "completion_tokens", "total_tokens",
+		"cached_tokens",
+	}
+}
+
+// view is what the templates see.
+type view struct {
+	Options
+	FilterTemplate string
+	FilterConfig   string
+	MetadataFields []string
+	SubsetHeader   bool
+	RequestBody    config.Size
+	BufferLimit    int64
+}
+
+// bufferMargin is how far Envoy's body limit is above shunt's: enough for one
+// read of a chunk on top of the sum at which shunt answers 413.
+const bufferMargin = 1 << 20
+
+const defaultHeapBytes = 2 << 30
+
+// Generate returns the bootstrap as YAML. The error is a config.Problems where
+// the document is at fault.
+func Generate(o Options) ([]byte, error) { return render("bootstrap.yaml.tmpl", o) }
+
+// Listener returns the content of Options.LDSFile: the listener as a discovery
+// response in YAML.
+func Listener(o Options) ([]byte, error) {
+	text, err := render("listener.yaml.tmpl", o)
+	if err != nil {
+		return nil, err
+	}
+	const head = "resources:\n- \"@type\": type.googleapis.com/envoy.config.listener.v3.Listener\n  "
+	return []byte(head + indent(2, string(text)) + "\n"), nil
+}
+
+func render(name string, o Options) ([]byte, error) {
+	v, err := newView(o)
+	if err != nil {
+		return nil, err
+	}
+	root := template.New("").Option("missingkey=error")
+	root.Funcs(template.FuncMap{
+		"include": func(name string, v view) (string, error) {
+			var b strings.Builder
+			err := root.ExecuteTemplate(&b, name, v)
+			return strings.TrimRight(b.String(), "\n"), err
+		},
+		"indent":      indent,
+		"quote":       quote,
+		"socket":      socket,
+		"errorObject": errorObject,
+	})
+	if root, err = root.ParseFS(templates, "*.yaml.tmpl"); err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	if err := root.ExecuteTemplate(&b, name, v); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
+func newView(o Options) (view, error) {
+	v := view{Options: o, MetadataFields: MetadataFields()}
+	switch o.Door {
+	case "", DoorStock:
+		v.Door, v.FilterTemplate = DoorStock, "stock.yaml.tmpl"
+	default:
+		return v, fmt.Errorf("unknown door %q; valid: %s", o.Door, DoorStock)
+	}
+	for name, address := range map[string]string{"listen": o.Listen, "admin": o.Admin} {
+		if _, err := netip.ParseAddrPort(address); err != nil {
+			return v, fmt.Errorf("%s address %q is not IP:port", name, address)
+		}
+	}
+	if o.Module != "" && !filepath.IsAbs(o.Module) {
+		return v, fmt.Errorf("module path %q is not absolute: Envoy would search from its own working directory", o.Module)
+	}
+	cfg, err := config.Parse(o.Document)
+	if err != nil {
+		return v, err
+	}
+	if cfg.ConfigFile != "" {
+		return v, errors.New("the document is a configFile itself: give that file's content, and its path as the config file")
+	}
+	if v.FilterConfig, err = filterConfig(o, cfg); err != nil {
+		return v, err
+	}
+	if v.HeapBytes == 0 {
+		v.HeapBytes = max(defaultHeapBytes, 2*int64(cfg.Limits.HeldBodies))
+	}
+	v.SubsetHeader = cfg.SubsetHeader
+	v.RequestBody = cfg.Limits.RequestBody
+	v.BufferLimit = int64(cfg.Limits.RequestBody) + bufferMargin
+	return v, nil
+}
+
+// indent puts n spaces before every line but the first, and none before empty
+// lines.
+func indent(n int, text string) string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	for i := 1; i < len(lines); i++ {
+		if lines[i] != "" {
+			lines[i] = strings.Repeat(" ", n) + lines[i]
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// quote writes a JSON string, which YAML reads alike.
+func quote(text string) (string, error) {
+	b, err := json.Marshal(text)
+	return string(b), err
+}
+
+// socket writes the fields of a socket_address.
+func socket(address string) (string, error) {
+	ap, err := netip.ParseAddrPort(address)
+	return fmt.Sprintf("{address: %q, port_value: %d}", ap.Addr(), ap.Port()), err
+}
+
+// errorObject is a body format for one kind of error.
+func errorObject(kind string) string {
+	return `{json_format: {error: {message: "%LOCAL_REPLY_BODY%", type: ` + kind + `, code: "%RESPONSE_CODE_DETAILS%", param: null}}}`
+}
