@@ -237,6 +237,12 @@ func TestScanAgainstEncodingJSON(t *testing.T) {
 		if got != want {
 			t.Fatalf("body %s\ngot  %+v\nwant %+v", body, got, want)
 		}
+		var counted Scan
+		counted.Reset(e.Rules, Options{MaxDepth: 512})
+		counted.Write(body)
+		if r, _ := counted.Finish(); r != got.Result {
+			t.Fatalf("body %s\nwithout a sink %+v\nwith one       %+v", body, r, got.Result)
+		}
 		for cuts := range 4 {
 			if split := scan(e, cut(g.Rand, body, cuts+1)...); split != got {
 				t.Fatalf("body %s\nsplit %+v\nwhole %+v", body, split, got)

@@ -98,13 +98,17 @@ func (m *machine) str(p []byte, i int) int {
 				start = i
 				continue
 			}
-			m.take(p[start:j])
-			if d == e { // the byte stands for itself: it begins the next run
-				start = j + 1
+			if m.mode == modeText && m.sink == nil && m.high == 0 {
+				m.text[m.lane] += int64(j - start + 1)
+				start = i
 				continue
 			}
-			m.take(unescaped[e : int(e)+1])
-			start = i
+			m.take(p[start:j])
+			start = j + 1
+			if d != e { // else the byte stands for itself and begins the next run
+				m.take(unescaped[e : int(e)+1])
+				start = i
+			}
 			continue
 		}
 		if e == 'u' && len(p)-j >= 6 {
@@ -177,6 +181,17 @@ func (m *machine) rune(r rune) { m.take(utf8.AppendRune(m.buf[:0], r)) }
 
 // take receives a run of unescaped bytes of the string being read. b is only valid during the call.
 func (m *machine) take(b []byte) {
+	if m.mode == modeText && len(b) > 0 && m.high == 0 { // nearly all bytes come this way
+		m.text[m.lane] += int64(len(b))
+		if m.sink != nil {
+			m.sink.Text(m.lane, b)
+		}
+		return
+	}
+	m.takeSlow(b)
+}
+
+func (m *machine) takeSlow(b []byte) {
 	if m.mode == modeSkip || len(b) == 0 {
 		return
 	}
@@ -186,10 +201,7 @@ func (m *machine) take(b []byte) {
 	}
 	switch m.mode {
 	case modeText:
-		m.text[m.lane] += int64(len(b))
-		if m.sink != nil {
-			m.sink.Text(m.lane, b)
-		}
+		m.take(b)
 	case modeKey:
 		if int(m.keyLen)+len(b) > maxKey {
 			m.mode = modeSkip
