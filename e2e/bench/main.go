@@ -163,7 +163,10 @@ func run(ctx context.Context, f flags) (err error) {
 		}
 	}
 	b.setup = &setup{envoy: f.envoy, outDir: out, scratch: scratch}
-	for _, name := range f.cases { // a missing module is said before anything runs
+	if f.profile != "" {
+		b.cases = []string{f.profile}
+	}
+	for _, name := range b.cases { // a missing module is said before anything runs
 		if _, err := b.setup.options(name); err != nil {
 			return err
 		}

@@ -35,11 +35,13 @@ func (b *bench) perf(ctx context.Context) (err error) {
 			return fmt.Errorf("perf record, body %s: %w", body, err)
 		}
 		fmt.Printf("case %s, body %s, saturated: %.0f requests/s, %.1f µs CPU a request; %s\n", b.profile, body, s.rps, s.cpuUs, file)
-		report := exec.CommandContext(ctx, "perf", "report", "-q", "--stdio", "--no-children", "--percent-limit", "0.7",
-			"--sort", "comm,dso,symbol", "-i", file)
-		report.Stdout, report.Stderr = os.Stdout, os.Stderr
-		if err := report.Run(); err != nil {
-			return fmt.Errorf("perf report: %w", err)
+		for _, by := range []string{"comm,dso", "comm,dso,symbol"} {
+			report := exec.CommandContext(ctx, "perf", "report", "-q", "--stdio", "--no-children", "--percent-limit", "0.7",
+				"--sort", by, "-i", file)
+			report.Stdout, report.Stderr = os.Stdout, os.Stderr
+			if err := report.Run(); err != nil {
+				return fmt.Errorf("perf report: %w", err)
+			}
 		}
 	}
 	return nil
