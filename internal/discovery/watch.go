@@ -22,12 +22,14 @@ const (
 // Watch calls look whenever the file at path may have changed, from the
 // caller's goroutine, until ctx ends. It watches the file's folder: a ConfigMap
 // swaps a symlink next to the file and editors rename, which are events of the
-// folder. It also calls look every 15 s, whatever happened, so look compares
-// contents.
+// folder. It also calls look once the watch is in place, so that no change
+// is lost between a first reading and the watch, and every 15 s, whatever
+// happened: look compares contents.
 func Watch(ctx context.Context, path string, look func()) {
 	w := folderWatch{folder: filepath.Dir(path)}
 	w.renew()
 	defer w.close()
+	look()
 
 	poll := time.NewTicker(pollEvery)
 	defer poll.Stop()
