@@ -93,6 +93,8 @@ var (
 		at("instructions", preambleText), at("tools", preambleText))
 	messageRules = streaming([]requirement{{"messages", KindArray, true}},
 		at("messages", need(0, messages)), at("system", preambleText), at("tools", preambleText))
+	countRules = rules([]requirement{{"messages", KindArray, true}},
+		at("messages", need(0, messages)), at("system", preambleText), at("tools", preambleText))
 	// vLLM also takes a conversation where OpenAI takes input.
 	inputRules = rules([]requirement{{"input", KindString | KindArray, true}},
 		at("input", need(0, prompts)), at("messages", instead(0, messages)))
@@ -128,7 +130,7 @@ var Endpoints = []Endpoint{
 	{Name: "completions", Path: "/v1/completions", Rules: completionRules, Streams: true, Usage: true},
 	{Name: "responses", Path: "/v1/responses", Rules: responseRules, Streams: true, Usage: true},
 	{Name: "messages", Path: "/v1/messages", Rules: messageRules, Streams: true, Usage: true, Style: StyleAnthropic},
-	{Name: "messages/count_tokens", Path: "/v1/messages/count_tokens", Rules: messageRules, Usage: true, Style: StyleAnthropic},
+	{Name: "messages/count_tokens", Path: "/v1/messages/count_tokens", Rules: countRules, Usage: true, Style: StyleAnthropic},
 	{Name: "embeddings", Path: "/v1/embeddings", Rules: inputRules, Usage: true},
 	{Name: "rerank", Path: "/v1/rerank", Rules: rerankRules, Usage: true},
 	{Name: "rerank", Path: "/v2/rerank", Rules: rerankRules, Usage: true},

@@ -168,7 +168,7 @@ func (m *machine) fail(f fault, off int, b byte) {
 func (m *machine) write(p []byte) {
 	m.rawFrom = 0
 	i := 0
-	for i < len(p) {
+	for i < len(p) && m.state != stFailed {
 		c := p[i]
 		if c <= ' ' && m.state <= lastStructural {
 			if c != ' ' && c != '\n' && c != '\r' && c != '\t' {
@@ -259,17 +259,18 @@ func (m *machine) write(p []byte) {
 			if m.lit = m.lit[1:]; m.lit == "" {
 				m.state = stAfter
 			}
-		case stFailed:
-			m.base += int64(len(p))
-			return
 		default:
 			i = m.number(p, i)
 			continue
 		}
 		i++
 	}
-	if m.rawOn && m.state != stFailed {
-		m.flushRaw(p, len(p))
+	if m.rawOn {
+		end := len(p)
+		if m.state == stFailed { // what the sink gets must not depend on the cuts, here neither
+			end, m.rawOn = int(m.faultOff-m.base), false
+		}
+		m.flushRaw(p, end)
 	}
 	m.base += int64(len(p))
 }

@@ -83,6 +83,7 @@ func (m *machine) str(p []byte, i int) int {
 			}
 			return j + 1
 		case c != '\\':
+			m.take(p[start:j])
 			m.fail(faultControl, j, c)
 			return j
 		}
