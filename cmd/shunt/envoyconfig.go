@@ -1,0 +1,59 @@
+package main
+
+import (
+	"errors"
+	"path/filepath"
+
+	"github.com/shuntproxy/shunt/internal/bootstrap"
+	"github.com/spf13/cobra"
+)
+
+func envoyConfigCommand() *cobra.Command {
+	var o bootstrap.Options
+	var file string
+	var listener bool
+	cmd := &cobra.Command{
+		Use:   "envoy-config --config FILE",
+		Short: "Print an Envoy bootstrap with shunt in it",
+		Long: "Print an Envoy bootstrap with shunt in it, each choice with a comment.\n" +
+			"The config is checked first; every problem is a line on stderr, and the exit code is 1.",
+		Example: "  shunt envoy-config --config shunt.yaml --module /opt/shunt/libshunt.so > envoy.yaml\n" +
+			"  envoy -c envoy.yaml",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if file == "" {
+				return errors.New("--config FILE is required; - is stdin")
+			}
+			var err error
+			if o.Document, err = readDocument(cmd, file); err != nil {
+				return err
+			}
+			if o.Module != "" {
+				// Envoy has its own working directory; the path is meant from this one.
+				if o.Module, err = filepath.Abs(o.Module); err != nil {
+					return err
+				}
+			}
+			generate := bootstrap.Generate
+			if listener {
+				generate = bootstrap.Listener
+			}
+			text, err := generate(o)
+			if err != nil {
+				return fileError{file, err}
+			}
+			_, err = cmd.OutOrStdout().Write(text)
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&file, "config", "", "shunt's config, YAML or JSON; - is stdin (required)")
+	flags.StringVar(&o.Door, "door", bootstrap.DoorStock, "how Envoy loads shunt: stock")
+	flags.StringVar(&o.Listen, "listen", "0.0.0.0:8080", "IP:port for clients; port 0 lets the system choose")
+	flags.StringVar(&o.Admin, "admin", "127.0.0.1:9901", "IP:port of Envoy's admin interface; port 0 lets the system choose")
+	flags.StringVar(&o.Module, "module", "", "path of libshunt.so (default: Envoy searches for it by name)")
+	flags.StringVar(&o.ConfigFile, "config-path", "", "let shunt read and watch its config at this path, instead of inline")
+	flags.StringVar(&o.LDSFile, "lds-path", "", "let Envoy read and watch the listener at this path (see --print-listener)")
+	flags.BoolVar(&listener, "print-listener", false, "print the content for --lds-path instead of the bootstrap")
+	return cmd
+}

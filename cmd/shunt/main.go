@@ -1,0 +1,97 @@
+// Command shunt is the operator's tool: it checks configs and prints the Envoy
+// bootstrap. It needs neither Envoy nor libshunt.so.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+
+	"github.com/shuntproxy/shunt/internal/config"
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// run is main with its surroundings as arguments. It returns the exit code: 0, or
+// 1 after the problems were written to stderr, one a line.
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	root := &cobra.Command{
+		Use:           "shunt",
+		Short:         "Check shunt's configuration and print an Envoy bootstrap for it",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(envoyConfigCommand(), checkCommand(), versionCommand())
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	if err := root.Execute(); err != nil {
+		writeError(stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// fileError is an error about the content of one file.
+type fileError struct {
+	file string
+	err  error
+}
+
+func (e fileError) Error() string { return e.file + ": " + e.err.Error() }
+func (e fileError) Unwrap() error { return e.err }
+
+func writeError(w io.Writer, err error) {
+	var inFile fileError
+	var problems config.Problems
+	if errors.As(err, &inFile) && errors.As(err, &problems) {
+		for _, p := range problems {
+			fmt.Fprintf(w, "%s: %s\n", inFile.file, p)
+		}
+		return
+	}
+	fmt.Fprintf(w, "shunt: %v\n", err)
+}
+
+// readDocument reads a file, or stdin for "-".
+func readDocument(cmd *cobra.Command, file string) ([]byte, error) {
+	if file == "-" {
+		return io.ReadAll(cmd.InOrStdin())
+	}
+	return os.ReadFile(file)
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		Run: func(cmd *cobra.Command, _ []string) {
+			fmt.Fprintln(cmd.OutOrStdout(), version())
+		},
+	}
+}
+
+// version is what the Go toolchain stamped into the binary.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "shunt (unknown version)"
+	}
+	text := "shunt " + info.Main.Version
+	for _, setting := range info.Settings {
+		if setting.Key == "vcs.revision" {
+			text += " " + setting.Value
+		}
+		if setting.Key == "vcs.modified" && setting.Value == "true" {
+			text += " (modified)"
+		}
+	}
+	return text + " " + info.GoVersion
+}

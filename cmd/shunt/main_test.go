@@ -1,0 +1,101 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const good = "pools: {default: {static: [{address: \"10.0.0.1:8000\"}]}}\n"
+
+func shunt(t *testing.T, stdin string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	code = run(args, strings.NewReader(stdin), &out, &err)
+	return code, out.String(), err.String()
+}
+
+func TestCommands(t *testing.T) {
+	folder := t.TempDir()
+	write := func(name, text string) string {
+		t.Helper()
+		file := filepath.Join(folder, name)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	goodFile := write("good.yaml", good)
+	badFile := write("bad.yaml", "polcy: random\nfallbacks: 1\n")
+	pointer := write("pointer.yaml", "configFile: "+goodFile+"\n")
+	broken := write("broken.yaml", "configFile: "+filepath.Join(folder, "none.yaml")+"\n")
+	tests := []struct {
+		name   string
+		stdin  string
+		args   []string
+		code   int
+		stdout string
+		stderr []string
+	}{
+		{name: "check", args: []string{"check", goodFile}, stdout: "ok: 1 pools, the first is default"},
+		{name: "check stdin", stdin: good, args: []string{"check", "-"}, stdout: "-: ok"},
+		{name: "check pointer", args: []string{"check", pointer}, stdout: "ok"},
+		{name: "check broken pointer", args: []string{"check", broken}, code: 1, stderr: []string{"configFile: can't be read"}},
+		{
+			name: "check bad", args: []string{"check", badFile}, code: 1,
+			stderr: []string{badFile + ": polcy (line 1)", badFile + ": fallbacks (line 2)", badFile + ": pools: is missing"},
+		},
+		{name: "check nothing", args: []string{"check"}, code: 1, stderr: []string{"accepts 1 arg"}},
+		{name: "check no file", args: []string{"check", filepath.Join(folder, "x")}, code: 1, stderr: []string{"no such file"}},
+		{name: "check Envoy without shunt", stdin: "static_resources: {}", args: []string{"check", "-"}, code: 1, stderr: []string{"no shunt filter"}},
+		{name: "envoy-config", args: []string{"envoy-config", "--config", goodFile, "--listen", "127.0.0.1:1234"}, stdout: "port_value: 1234"},
+		{name: "envoy-config by path", args: []string{"envoy-config", "--config", goodFile, "--config-path", "/a/b.yaml"}, stdout: `configFile: "/a/b.yaml"`},
+		{name: "envoy-config module", args: []string{"envoy-config", "--config", goodFile, "--module", "/opt/x.so"}, stdout: `filename: "/opt/x.so"`},
+		{name: "envoy-config listener", args: []string{"envoy-config", "--config", goodFile, "--print-listener"}, stdout: "envoy.config.listener.v3.Listener"},
+		{
+			name: "envoy-config bad", args: []string{"envoy-config", "--config", badFile}, code: 1,
+			stderr: []string{badFile + ": polcy (line 1)", badFile + ": fallbacks (line 2)"},
+		},
+		{name: "envoy-config door", args: []string{"envoy-config", "--config", goodFile, "--door", "x"}, code: 1, stderr: []string{`unknown door "x"; valid: stock`}},
+		{name: "envoy-config without config", args: []string{"envoy-config"}, code: 1, stderr: []string{"--config FILE is required"}},
+		{name: "version", args: []string{"version"}, stdout: "shunt "},
+		{name: "unknown", args: []string{"drian"}, code: 1, stderr: []string{"unknown command"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			code, stdout, stderr := shunt(t, tt.stdin, tt.args...)
+			if code != tt.code {
+				t.Errorf("exit code is %d, want %d; stderr:\n%s", code, tt.code, stderr)
+			}
+			if !strings.Contains(stdout, tt.stdout) || (tt.code != 0) != (stdout == "") {
+				t.Errorf("stdout is\n%s\nwant %q", stdout, tt.stdout)
+			}
+			for _, want := range tt.stderr {
+				if !strings.Contains(stderr, want) {
+					t.Errorf("stderr is\n%s\nwant %q", stderr, want)
+				}
+			}
+			if tt.code == 0 && stderr != "" {
+				t.Errorf("stderr is\n%s", stderr)
+			}
+		})
+	}
+}
+
+// TestPrintedConfigChecks feeds what envoy-config prints to check.
+func TestPrintedConfigChecks(t *testing.T) {
+	code, text, stderr := shunt(t, good, "envoy-config", "--config", "-")
+	if code != 0 {
+		t.Fatal(stderr)
+	}
+	code, stdout, stderr := shunt(t, text, "check", "-")
+	if code != 0 || !strings.Contains(stdout, "ok: 1 filter configs, 0 route configs") {
+		t.Errorf("check says %d: %s%s", code, stdout, stderr)
+	}
+	code, _, stderr = shunt(t, strings.Replace(text, "10.0.0.1:8000", "engine-1", 1), "check", "-")
+	if code != 1 || !strings.Contains(stderr, "names go under dns") {
+		t.Errorf("check of a broken one says %d: %s", code, stderr)
+	}
+}

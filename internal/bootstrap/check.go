@@ -1,0 +1,235 @@
+package bootstrap
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/shuntproxy/shunt/internal/config"
+	"go.yaml.in/yaml/v3"
+)
+
+// Report is what Check found in an Envoy configuration.
+type Report struct {
+	// Filters and Routes count the configs of shunt's in it.
+	Filters, Routes int
+	// Problems are reasons why Envoy or shunt would refuse it, or answer 503 on a
+	// route; a path starts at the Envoy configuration's root.
+	Problems config.Problems
+	// Warnings are about what works only with some Envoys.
+	Warnings config.Problems
+}
+
+// IsEnvoy reports whether a document is Envoy's, a bootstrap or a listener or
+// route file, and not shunt's own.
+func IsEnvoy(document []byte) bool {
+	var root map[string]yaml.Node
+	if yaml.Unmarshal(document, &root) != nil {
+		return false
+	}
+	for _, key := range []string{"static_resources", "staticResources", "dynamic_resources", "dynamicResources", "admin", "resources"} {
+		// shunt's own document has an admin too, but with an address that is text.
+		if node, ok := root[key]; ok && (key != "admin" || field(&node, "address").Kind == yaml.MappingNode) {
+			return true
+		}
+	}
+	return false
+}
+
+// Check reads an Envoy configuration, YAML or JSON, and checks each config of
+// shunt's in it: of the filters, of the files they name (read by readFile), and of
+// routes, with the pools that these name. It does not judge the rest: Envoy's own
+// --mode validate does.
+func Check(document []byte, readFile func(path string) (*config.Config, error)) (Report, error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal(document, &doc); err != nil {
+		return Report{}, fmt.Errorf("not YAML or JSON: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if len(doc.Content) == 0 {
+		return Report{}, errors.New("the document is empty")
+	}
+	c := &check{readFile: readFile, pools: map[string]bool{}}
+	c.walk(doc.Content[0], "", 0)
+	if c.Filters == 0 && c.Routes == 0 {
+		return Report{}, errors.New("no shunt filter in it: a DynamicModuleFilter with filter_name shunt is wanted")
+	}
+	// Routes come before filters in a document as likely as after them.
+	for _, route := range c.named {
+		if c.Filters > 0 && !c.unknownPools && !c.pools[route.pool] {
+			names := make([]string, 0, len(c.pools))
+			for name := range c.pools {
+				names = append(names, name)
+			}
+			slices.Sort(names)
+			c.problem(route.path+".pool", route.line, "no filter config defines pool %q; there are: %s", route.pool, strings.Join(names, ", "))
+		}
+	}
+	return c.Report, nil
+}
+
+type check struct {
+	Report
+	readFile func(path string) (*config.Config, error)
+	pools    map[string]bool
+	// unknownPools says that a filter's config is broken, so that its pools are
+	// unknown and routes can't be judged.
+	unknownPools bool
+	named        []namedPool
+}
+
+type namedPool struct {
+	path, pool string
+	line       int
+}
+
+const typePrefix = "type.googleapis.com/"
+
+// maxDepth is far above what an Envoy configuration nests.
+const maxDepth = 200
+
+func (c *check) problem(path string, line int, format string, args ...any) {
+	c.Problems = append(c.Problems, config.Problem{Path: path, Line: line, Message: fmt.Sprintf(format, args...)})
+}
+
+func (c *check) walk(n *yaml.Node, path string, depth int) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if depth > maxDepth {
+		return
+	}
+	switch n.Kind {
+	case yaml.SequenceNode:
+		for i, item := range n.Content {
+			c.walk(item, path+"["+strconv.Itoa(i)+"]", depth+1)
+		}
+	case yaml.MappingNode:
+		switch strings.TrimPrefix(field(n, "@type").Value, typePrefix) {
+		case "envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter":
+			if field(n, "filter_name", "filterName").Value == "shunt" {
+				c.filter(field(n, "filter_config", "filterConfig"), path+".filter_config")
+				return
+			}
+		case "envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilterPerRoute":
+			if field(n, "filter_name", "filterName").Value == "shunt" || field(n, "per_route_config_name", "perRouteConfigName").Value == "shunt" {
+				c.route(field(n, "filter_config", "filterConfig"), path+".filter_config")
+				return
+			}
+		}
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			below := n.Content[i].Value
+			if path != "" {
+				below = path + "." + below
+			}
+			c.walk(n.Content[i+1], below, depth+1)
+		}
+	}
+}
+
+func (c *check) filter(n *yaml.Node, path string) {
+	c.Filters++
+	text, _, err := packed(n)
+	if err != nil {
+		c.unknownPools = true
+		c.problem(path, n.Line, "%v", err)
+		return
+	}
+	cfg, err := config.Parse(text)
+	if err == nil && cfg.ConfigFile != "" {
+		path += ".configFile(" + cfg.ConfigFile + ")"
+		cfg, err = c.readFile(cfg.ConfigFile)
+	}
+	if err != nil {
+		c.unknownPools = true
+		c.add(path, n.Line, err)
+		return
+	}
+	for _, name := range cfg.Pools.Names() {
+		c.pools[name] = true
+	}
+}
+
+func (c *check) route(n *yaml.Node, path string) {
+	c.Routes++
+	text, asStruct, err := packed(n)
+	if err != nil {
+		c.problem(path, n.Line, "%v", err)
+		return
+	}
+	if asStruct {
+		c.Warnings = append(c.Warnings, config.Problem{
+			Path: path, Line: n.Line,
+			Message: "Envoy 1.38 hands over a route's Struct as raw bytes: write a google.protobuf.StringValue, which works everywhere",
+		})
+	}
+	route, err := config.ParseRoute(text)
+	if err != nil {
+		c.add(path, n.Line, err)
+		return
+	}
+	if route.Pool != "" {
+		c.named = append(c.named, namedPool{path, route.Pool, n.Line})
+	}
+}
+
+// add puts the problems of an embedded document below its own place. Their lines
+// count from that document's start, so the place's line stands in.
+func (c *check) add(path string, line int, err error) {
+	var problems config.Problems
+	if !errors.As(err, &problems) {
+		c.problem(path, line, "%v", err)
+		return
+	}
+	for _, p := range problems {
+		at := path
+		if p.Path != "" {
+			at += ": " + p.Path
+		}
+		c.problem(at, line, "%s", p.Message)
+	}
+}
+
+// packed is the text that Envoy hands to the module for a filter_config.
+func packed(n *yaml.Node) (text []byte, asStruct bool, err error) {
+	if n.Kind == 0 {
+		return nil, false, nil
+	}
+	value := field(n, "value")
+	switch kind := strings.TrimPrefix(field(n, "@type").Value, typePrefix); kind {
+	case "google.protobuf.StringValue":
+		return []byte(value.Value), false, nil
+	case "google.protobuf.Struct":
+		var tree any
+		if err := value.Decode(&tree); err != nil {
+			return nil, true, err
+		}
+		text, err = json.Marshal(tree)
+		return text, true, err
+	default:
+		return nil, false, fmt.Errorf("is a %q: google.protobuf.Struct or google.protobuf.StringValue is wanted", kind)
+	}
+}
+
+// field returns the value under the first of the names that a mapping has, or an
+// empty node.
+func field(n *yaml.Node, names ...string) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if n.Kind == yaml.MappingNode {
+		for _, name := range names {
+			for i := 0; i+1 < len(n.Content); i += 2 {
+				if n.Content[i].Value == name {
+					if v := n.Content[i+1]; v.Kind == yaml.AliasNode {
+						return v.Alias
+					}
+					return n.Content[i+1]
+				}
+			}
+		}
+	}
+	return &yaml.Node{}
+}
