@@ -36,6 +36,14 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		abortConn(r)
 	}
 	defer x.end()
+	x.handle()
+	if !x.whole {
+		abortConn(r) // else net/http would end the answer as if all were well
+	}
+}
+
+func (x *exchange) handle() {
+	s, r := x.s, x.r
 	if x.fault != nil && x.fault.Kind == FaultEarlyStatus {
 		x.failure(x.fault)
 		return

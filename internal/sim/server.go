@@ -186,6 +186,9 @@ func (s *Server) noteConn(c net.Conn, st http.ConnState) {
 		return
 	}
 	s.conns[c] = st
+	if st == http.StateIdle && s.listener == nil { // it was busy when Refuse came
+		_ = c.Close()
+	}
 }
 
 // Refuse closes the listener and the idle connections, with cut all connections, so that new ones are refused. It
