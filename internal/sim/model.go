@@ -1,3 +1,6 @@
+// Package sim simulates LLM engines. Model is the engine itself, a state machine without clock, goroutine or lock,
+// which a discrete-event simulation can run on virtual time; Server runs one on the real clock behind the OpenAI API,
+// an engine's metrics page and a control API that makes it slow, loaded or broken.
 package sim
 
 import (
