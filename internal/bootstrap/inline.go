@@ -19,15 +19,15 @@ func filterConfig(o Options, cfg *config.Config) (string, error) {
 		path, err := quote(o.ConfigFile)
 		return structHead + "\n  # Watched: a change in that file applies without touching this listener.\n  configFile: " + path, err
 	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(o.Document, &doc); err != nil {
+	doc, err := config.Tree(o.Document)
+	if err != nil {
 		return "", fmt.Errorf("config can't be printed inline: %w", err)
 	}
-	prepare(&doc)
+	prepare(doc)
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
-	if err := enc.Encode(&doc); err != nil {
+	if err := enc.Encode(doc); err != nil {
 		return "", fmt.Errorf("config can't be printed inline: %w", err)
 	}
 	text := b.String()

@@ -11,6 +11,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+// Tree is the document as nodes, for printing it inside another document. It is
+// nil for an empty one.
+func Tree(text []byte) (*yaml.Node, error) {
+	root, _, err := parseTree(text)
+	return root, err
+}
+
 // parseTree turns a document into a tree of nodes. Valid JSON goes through the
 // JSON decoder, because YAML's refuses some of it (escaped surrogate pairs), and
 // ordered is false: the keys' order means nothing there. Nil stands for an empty
@@ -54,7 +61,10 @@ func jsonNode(dec *json.Decoder) (*yaml.Node, error) {
 	case string:
 		return scalar("!!str", v)
 	case json.Number:
-		return scalar("!!float", v.String())
+		if strings.ContainsAny(v.String(), ".eE") {
+			return scalar("!!float", v.String())
+		}
+		return scalar("!!int", v.String())
 	}
 	node := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 	if token == json.Delim('{') {
