@@ -1,0 +1,123 @@
+package filter
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// listenRetry is how often an address in use is tried again.
+const listenRetry = time.Second
+
+// listener serves one address until it is stopped. A port in use is retried:
+// the process that has it may be the Envoy we replace.
+type listener struct {
+	address string
+	cancel  context.CancelFunc
+	done    sync.WaitGroup
+}
+
+func (rt *Runtime) listen(name, address string, handler http.Handler) *listener {
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &listener{address: address, cancel: cancel}
+	l.done.Go(func() {
+		defer rt.contain(name + " listener")
+		rt.serve(ctx, name, address, handler)
+	})
+	return l
+}
+
+// stop closes the listener and its connections and waits.
+func (l *listener) stop() {
+	l.cancel()
+	l.done.Wait()
+}
+
+func (rt *Runtime) serve(ctx context.Context, name, address string, handler http.Handler) {
+	network, addr := "tcp", address
+	if path, ok := strings.CutPrefix(address, "unix:"); ok {
+		network, addr = "unix", path
+	}
+	failed := false
+	for {
+		ln, err := listenOn(network, addr)
+		if err == nil {
+			rt.log(slog.LevelInfo, name+" listens on "+address)
+			server := &http.Server{
+				Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+				WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+			}
+			stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+			err = server.Serve(ln)
+			stop()
+			if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
+				return
+			}
+		}
+		if !failed {
+			failed = true
+			rt.log(slog.LevelError, name+": cannot listen on "+address+": "+err.Error()+"; trying again every second")
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(listenRetry):
+		}
+	}
+}
+
+// listenOn takes over a unix socket that nobody answers on.
+func listenOn(network, addr string) (net.Listener, error) {
+	ln, err := net.Listen(network, addr)
+	if err == nil || network != "unix" {
+		return ln, err
+	}
+	if c, dialErr := net.Dial(network, addr); dialErr == nil {
+		_ = c.Close()
+		return nil, err
+	}
+	if info, statErr := os.Stat(addr); statErr != nil || info.Mode()&os.ModeSocket == 0 {
+		return nil, err
+	}
+	if rmErr := os.Remove(addr); rmErr != nil {
+		return nil, err
+	}
+	return net.Listen(network, addr)
+}
+
+// monitorHandler serves what a scraper and a kubelet ask.
+func (rt *Runtime) monitorHandler() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(rt.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if why := rt.notReady(); why != "" {
+			http.Error(w, why, http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ok\n"))
+	})
+	return mux
+}
+
+// adminHandler serves everything.
+func (rt *Runtime) adminHandler() http.Handler {
+	mux := rt.monitorHandler()
+	mux.HandleFunc("GET /statusz.json", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("content-type", "application/json")
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		_ = encoder.Encode(rt.Status()) // a client that has gone needs no answer
+	})
+	injectAdmin(rt, mux)
+	return mux
+}

@@ -1,0 +1,578 @@
+// The hooks of Envoy's dynamic module ABI. They move headers, bodies and
+// verdicts between Envoy and Go in as few calls as the life of a request
+// needs, and decide nothing.
+#include "hooks.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "_cgo_export.h"
+
+#define CB(name) envoy_dynamic_module_callback_##name
+#define HEADERS(name) envoy_dynamic_module_type_on_http_filter_request_headers_status_##name
+#define BODY(name) envoy_dynamic_module_type_on_http_filter_request_body_status_##name
+#define TRAILERS(name) envoy_dynamic_module_type_on_http_filter_request_trailers_status_##name
+#define KIND(name) envoy_dynamic_module_type_http_header_type_##name
+#define BODY_KIND(name) envoy_dynamic_module_type_http_body_type_##name
+#define LITERAL(text) ((envoy_dynamic_module_type_module_buffer){text, sizeof(text) - 1})
+
+#define DESTINATION_HEADER "x-gateway-destination-endpoint"
+#define DROP_REASON_HEADER "x-llm-d-request-dropped-reason"
+
+typedef void* envoy_t; // envoy_dynamic_module_type_http_filter_envoy_ptr
+
+enum state {
+  STATE_NEW,     // before the headers
+  STATE_BODY,    // the body is being buffered for us
+  STATE_WAIT,    // Go holds the request
+  STATE_PASS,    // routed, or none of ours
+  STATE_REPLIED, // answered: touch nothing
+};
+
+// One HTTP stream. Only its worker's thread reads or writes it.
+typedef struct {
+  uint32_t config;
+  shunt_ref ref;
+  uint8_t state;
+  bool routed;      // we set a destination
+  bool local_reply; // the response is not the upstream's
+  bool answered;    // response headers of the upstream came
+  bool complete;    // and its response to the end
+  int64_t limit, body; // bytes
+  int64_t routed_at, first_byte_at; // monotonic ns
+  uint8_t destination_length;
+  char destination[64];
+  uint8_t* response; // SHUNT_OP_RESPONSE records to apply later, or NULL
+  size_t response_length;
+} stream_t;
+
+static __thread uint32_t worker; // Go's number of this thread
+
+static int64_t monotonic_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+// ---- small callbacks for Go ----
+
+void shunt_log(int level, const char* text, size_t length) {
+  CB(log)((envoy_dynamic_module_type_log_level)level, (envoy_dynamic_module_type_module_buffer){text, length});
+}
+void* shunt_scheduler_new(void* envoy) { return CB(http_filter_scheduler_new)(envoy); }
+void shunt_scheduler_commit(void* scheduler) { CB(http_filter_scheduler_commit)(scheduler, 0); }
+void shunt_scheduler_delete(void* scheduler) { CB(http_filter_scheduler_delete)(scheduler); }
+uint32_t shunt_concurrency(void) { return CB(get_concurrency)(); }
+bool shunt_validation_mode(void) { return CB(is_validation_mode)(); }
+
+// ---- tapes ----
+
+#define TAPE_ON_STACK 2048
+#define WITH_TAPE(tape)                                                                                                \
+  uint8_t tape##_memory[TAPE_ON_STACK];                                                                                \
+  shunt_tape tape = {.data = tape##_memory, .cap = TAPE_ON_STACK};
+
+static void tape_free(shunt_tape* tape) {
+  if (tape->grown) {
+    free(tape->data);
+  }
+}
+
+typedef struct {
+  uint8_t op;
+  const uint8_t *start, *end; // the whole record
+  envoy_dynamic_module_type_module_buffer key, value;
+} record_t;
+
+static bool tape_next(const uint8_t** at, const uint8_t* end, record_t* r) {
+  if (end - *at < 9) {
+    return false;
+  }
+  uint32_t key, value;
+  r->start = *at;
+  r->op = **at;
+  memcpy(&key, *at + 1, 4);
+  memcpy(&value, *at + 5, 4);
+  r->key = (envoy_dynamic_module_type_module_buffer){(const char*)*at + 9, key};
+  r->value = (envoy_dynamic_module_type_module_buffer){(const char*)*at + 9 + key, value};
+  *at += 9 + (size_t)key + value;
+  r->end = *at;
+  return true;
+}
+
+#define MAX_REPLY_HEADERS 16
+
+// A reply as it is gathered from a tape; all of it points into the tape.
+typedef struct {
+  uint32_t status, grpc;
+  envoy_dynamic_module_type_module_http_header headers[MAX_REPLY_HEADERS];
+  size_t header_count;
+  envoy_dynamic_module_type_module_buffer details, body;
+} reply_t;
+
+static void reply_header(reply_t* reply, envoy_dynamic_module_type_module_buffer key,
+                         envoy_dynamic_module_type_module_buffer value) {
+  if (reply->header_count < MAX_REPLY_HEADERS) {
+    reply->headers[reply->header_count++] =
+        (envoy_dynamic_module_type_module_http_header){key.ptr, key.length, value.ptr, value.length};
+  }
+}
+
+// send_reply ends the stream. Envoy may run other hooks of it before this
+// returns, so the caller touches nothing after.
+static void send_reply(envoy_t envoy, reply_t* reply) {
+  if (reply->grpc == 0) {
+    CB(http_send_response)(envoy, reply->status, reply->headers, reply->header_count, reply->body, reply->details);
+    return;
+  }
+  // Envoy's plain local reply would say grpc-status 0, success: a trailers-only
+  // response is made by hand.
+  char code[4];
+  int digits = 0;
+  if (reply->grpc >= 10) {
+    code[digits++] = (char)('0' + reply->grpc / 10);
+  }
+  code[digits++] = (char)('0' + reply->grpc % 10);
+  reply_t grpc = {0};
+  reply_header(&grpc, LITERAL(":status"), LITERAL("200"));
+  reply_header(&grpc, LITERAL("content-type"), LITERAL("application/grpc"));
+  reply_header(&grpc, LITERAL("grpc-status"), (envoy_dynamic_module_type_module_buffer){code, (size_t)digits});
+  reply_header(&grpc, LITERAL("grpc-message"), reply->body);
+  for (size_t i = 0; i < reply->header_count; i++) {
+    reply_header(&grpc, (envoy_dynamic_module_type_module_buffer){reply->headers[i].key_ptr, reply->headers[i].key_length},
+                 (envoy_dynamic_module_type_module_buffer){reply->headers[i].value_ptr, reply->headers[i].value_length});
+  }
+  CB(http_send_response_headers)(envoy, grpc.headers, grpc.header_count, true);
+}
+
+static void keep_for_response(stream_t* s, const record_t* r) {
+  const size_t size = (size_t)(r->end - r->start);
+  uint8_t* grown = realloc(s->response, s->response_length + size);
+  if (grown == NULL) {
+    return;
+  }
+  memcpy(grown + s->response_length, r->start, size);
+  s->response = grown;
+  s->response_length += size;
+}
+
+static void set_destination(envoy_t envoy, stream_t* s, envoy_dynamic_module_type_module_buffer value) {
+  CB(http_set_header)(envoy, KIND(RequestHeader), LITERAL(DESTINATION_HEADER), value);
+  CB(http_set_dynamic_metadata_string)(envoy, LITERAL("envoy.lb"), LITERAL(DESTINATION_HEADER), value);
+  s->routed = true;
+  s->routed_at = monotonic_ns();
+  s->destination_length = 0;
+  if (value.length < sizeof(s->destination)) {
+    memcpy(s->destination, value.ptr, value.length);
+    s->destination_length = (uint8_t)value.length;
+  }
+}
+
+// apply does what a tape says, the reply last. It sets the stream's state
+// first, since a reply runs other hooks.
+static void apply(envoy_t envoy, stream_t* s, shunt_tape* tape, int action,
+                  envoy_dynamic_module_type_http_header_type kind) {
+  const envoy_dynamic_module_type_module_buffer none = {NULL, 0};
+  reply_t reply = {0};
+  record_t r;
+  for (const uint8_t *at = tape->data, *end = at + tape->len; tape_next(&at, end, &r);) {
+    switch (r.op) {
+    case SHUNT_OP_REMOVE:
+      CB(http_set_header)(envoy, kind, r.key, none);
+      break;
+    case SHUNT_OP_DESTINATION:
+      set_destination(envoy, s, r.value);
+      break;
+    case SHUNT_OP_TEXT:
+      CB(http_set_dynamic_metadata_string)(envoy, LITERAL("shunt"), r.key, r.value);
+      break;
+    case SHUNT_OP_NUMBER: {
+      double number;
+      memcpy(&number, r.value.ptr, sizeof(number));
+      CB(http_set_dynamic_metadata_number)(envoy, LITERAL("shunt"), r.key, number);
+      break;
+    }
+    case SHUNT_OP_RESPONSE:
+      keep_for_response(s, &r);
+      break;
+    case SHUNT_OP_STATUS:
+      memcpy(&reply.status, r.value.ptr, 4);
+      memcpy(&reply.grpc, r.value.ptr + 4, 4);
+      break;
+    case SHUNT_OP_HEADER:
+      reply_header(&reply, r.key, r.value);
+      break;
+    case SHUNT_OP_DETAILS:
+      reply.details = r.value;
+      break;
+    case SHUNT_OP_BODY:
+      reply.body = r.value;
+      break;
+    }
+  }
+  switch (action) {
+  case SHUNT_CONTINUE:
+    s->state = STATE_PASS;
+    break;
+  case SHUNT_NEED_BODY: {
+    s->state = STATE_BODY;
+    s->limit = tape->limit;
+    // Envoy must not refuse what we accept: our own sum is checked first.
+    const uint64_t now = CB(http_get_buffer_limit)(envoy), need = (uint64_t)tape->limit + 1;
+    if (now != 0 && now < need) {
+      CB(http_set_buffer_limit)(envoy, need);
+    }
+    break;
+  }
+  case SHUNT_WAIT:
+    s->state = STATE_WAIT;
+    break;
+  case SHUNT_REPLY:
+    s->state = STATE_REPLIED;
+    send_reply(envoy, &reply);
+    break;
+  }
+}
+
+// ---- config ----
+
+envoy_dynamic_module_type_abi_version_module_ptr envoy_dynamic_module_on_program_init(void) {
+  return envoy_dynamic_modules_abi_version;
+}
+
+envoy_dynamic_module_type_http_filter_config_module_ptr
+envoy_dynamic_module_on_http_filter_config_new(envoy_dynamic_module_type_http_filter_config_envoy_ptr config_envoy,
+                                               envoy_dynamic_module_type_envoy_buffer name,
+                                               envoy_dynamic_module_type_envoy_buffer config) {
+  (void)config_envoy;
+  return (const void*)(uintptr_t)shuntConfigNew((char*)name.ptr, name.length, (char*)config.ptr, config.length);
+}
+
+void envoy_dynamic_module_on_http_filter_config_destroy(
+    envoy_dynamic_module_type_http_filter_config_module_ptr config) {
+  shuntConfigFree((uint32_t)(uintptr_t)config);
+}
+
+envoy_dynamic_module_type_http_filter_per_route_config_module_ptr
+envoy_dynamic_module_on_http_filter_per_route_config_new(envoy_dynamic_module_type_envoy_buffer name,
+                                                         envoy_dynamic_module_type_envoy_buffer config) {
+  (void)name;
+  return (const void*)(uintptr_t)shuntRouteNew((char*)config.ptr, config.length);
+}
+
+void envoy_dynamic_module_on_http_filter_per_route_config_destroy(
+    envoy_dynamic_module_type_http_filter_per_route_config_module_ptr config) {
+  shuntRouteFree((uint32_t)(uintptr_t)config);
+}
+
+// ---- life of a stream ----
+
+envoy_dynamic_module_type_http_filter_module_ptr
+envoy_dynamic_module_on_http_filter_new(envoy_dynamic_module_type_http_filter_config_module_ptr config,
+                                        envoy_dynamic_module_type_http_filter_envoy_ptr envoy) {
+  (void)envoy;
+  stream_t* s = calloc(1, sizeof(*s));
+  if (s == NULL) {
+    return NULL; // Envoy closes the stream
+  }
+  s->config = (uint32_t)(uintptr_t)config;
+  return s;
+}
+
+#define HEADERS_ON_STACK 96
+
+// all_headers fills memory, or memory of malloc's that the caller frees, with
+// all headers of a kind.
+static shunt_header* all_headers(envoy_t envoy, envoy_dynamic_module_type_http_header_type kind, shunt_header* memory,
+                                 size_t* count) {
+  *count = CB(http_get_headers_size)(envoy, kind);
+  shunt_header* headers = memory;
+  if (*count > HEADERS_ON_STACK) {
+    headers = malloc(*count * sizeof(*headers));
+    if (headers == NULL) {
+      *count = 0;
+      return memory;
+    }
+  }
+  if (*count > 0 && !CB(http_get_headers)(envoy, kind, headers)) {
+    *count = 0;
+  }
+  return headers;
+}
+
+envoy_dynamic_module_type_on_http_filter_request_headers_status envoy_dynamic_module_on_http_filter_request_headers(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
+    bool end_of_stream) {
+  stream_t* s = (stream_t*)module;
+  if (worker == 0) {
+    worker = shuntWorker();
+  }
+  s->ref.worker = worker;
+  shunt_header memory[HEADERS_ON_STACK];
+  size_t count;
+  shunt_header* headers = all_headers(envoy, KIND(RequestHeader), memory, &count);
+  const uint32_t route = (uint32_t)(uintptr_t)CB(get_most_specific_route_config)(envoy);
+  WITH_TAPE(tape)
+  const int action = shuntHeaders(envoy, s->config, route, &s->ref, headers, count, end_of_stream, &tape);
+  if (headers != memory) {
+    free(headers);
+  }
+  apply(envoy, s, &tape, action, KIND(RequestHeader));
+  tape_free(&tape);
+  return action == SHUNT_CONTINUE ? HEADERS(Continue) : HEADERS(StopIteration);
+}
+
+#define CHUNKS_ON_STACK 256
+
+// whole_body hands the body to Go, as it lies in Envoy's buffers. received
+// is true in the body hook, whose chunk is not buffered yet.
+static int whole_body(envoy_t envoy, stream_t* s, bool received, shunt_tape* tape) {
+  size_t buffered = 0, fresh = 0;
+  if (received) {
+    fresh = CB(http_get_body_chunks_size)(envoy, BODY_KIND(ReceivedRequestBody));
+  }
+  // A filter before us may hand over what it buffered: the same bytes, once.
+  if (!received || !CB(http_received_buffered_request_body)(envoy)) {
+    buffered = CB(http_get_body_chunks_size)(envoy, BODY_KIND(BufferedRequestBody));
+  }
+  shunt_buffer memory[CHUNKS_ON_STACK];
+  shunt_buffer* chunks = memory;
+  if (buffered + fresh > CHUNKS_ON_STACK) {
+    chunks = malloc((buffered + fresh) * sizeof(*chunks));
+    if (chunks == NULL) {
+      abort(); // as Envoy itself does when memory ends
+    }
+  }
+  if (buffered > 0 && !CB(http_get_body_chunks)(envoy, BODY_KIND(BufferedRequestBody), chunks)) {
+    buffered = 0;
+  }
+  if (fresh > 0 && !CB(http_get_body_chunks)(envoy, BODY_KIND(ReceivedRequestBody), chunks + buffered)) {
+    fresh = 0;
+  }
+  const int action = shuntBody(s->ref, chunks, buffered + fresh, tape);
+  if (chunks != memory) {
+    free(chunks);
+  }
+  return action;
+}
+
+envoy_dynamic_module_type_on_http_filter_request_body_status envoy_dynamic_module_on_http_filter_request_body(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
+    bool end_of_stream) {
+  stream_t* s = (stream_t*)module;
+  switch (s->state) {
+  case STATE_BODY:
+    break;
+  case STATE_WAIT:
+    return BODY(StopIterationAndWatermark);
+  case STATE_REPLIED:
+    return BODY(StopIterationNoBuffer);
+  default:
+    return BODY(Continue);
+  }
+  s->body += (int64_t)CB(http_get_body_size)(envoy, BODY_KIND(ReceivedRequestBody));
+  if (s->body <= s->limit && !end_of_stream) {
+    return BODY(StopIterationAndBuffer);
+  }
+  WITH_TAPE(tape)
+  const int action = s->body > s->limit ? shuntTooLarge(s->ref, &tape) : whole_body(envoy, s, true, &tape);
+  apply(envoy, s, &tape, action, KIND(RequestHeader));
+  tape_free(&tape);
+  switch (action) {
+  case SHUNT_CONTINUE:
+    return BODY(Continue);
+  case SHUNT_REPLY:
+    return BODY(StopIterationNoBuffer);
+  default:
+    return BODY(StopIterationAndBuffer);
+  }
+}
+
+envoy_dynamic_module_type_on_http_filter_request_trailers_status envoy_dynamic_module_on_http_filter_request_trailers(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module) {
+  stream_t* s = (stream_t*)module;
+  if (s->state == STATE_REPLIED) {
+    return TRAILERS(StopIteration);
+  }
+  {
+    shunt_header memory[HEADERS_ON_STACK];
+    size_t count;
+    shunt_header* headers = all_headers(envoy, KIND(RequestTrailer), memory, &count);
+    WITH_TAPE(tape)
+    shuntTrailers(s->ref, headers, count, &tape);
+    if (headers != memory) {
+      free(headers);
+    }
+    const uint8_t state = s->state;
+    apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestTrailer));
+    s->state = state; // removing trailers decides nothing
+    tape_free(&tape);
+  }
+  switch (s->state) {
+  case STATE_WAIT:
+    return TRAILERS(StopIteration);
+  case STATE_BODY:
+    break;
+  default:
+    return TRAILERS(Continue);
+  }
+  WITH_TAPE(tape)
+  const int action = whole_body(envoy, s, false, &tape);
+  apply(envoy, s, &tape, action, KIND(RequestHeader));
+  tape_free(&tape);
+  return action == SHUNT_CONTINUE ? TRAILERS(Continue) : TRAILERS(StopIteration);
+}
+
+// A request that waited is decided, on its own worker.
+void envoy_dynamic_module_on_http_filter_scheduled(envoy_dynamic_module_type_http_filter_envoy_ptr envoy,
+                                                   envoy_dynamic_module_type_http_filter_module_ptr module,
+                                                   uint64_t event) {
+  (void)event;
+  stream_t* s = (stream_t*)module;
+  if (s->state != STATE_WAIT) {
+    return;
+  }
+  WITH_TAPE(tape)
+  const int action = shuntResume(s->ref, &tape);
+  apply(envoy, s, &tape, action, KIND(RequestHeader));
+  tape_free(&tape);
+  if (action == SHUNT_CONTINUE) {
+    CB(http_filter_continue_decoding)(envoy);
+  }
+}
+
+envoy_dynamic_module_type_on_http_filter_local_reply_status
+envoy_dynamic_module_on_http_filter_local_reply(envoy_dynamic_module_type_http_filter_envoy_ptr envoy,
+                                                envoy_dynamic_module_type_http_filter_module_ptr module,
+                                                uint32_t response_code, envoy_dynamic_module_type_envoy_buffer details,
+                                                bool reset_imminent) {
+  (void)envoy, (void)response_code, (void)details, (void)reset_imminent;
+  ((stream_t*)module)->local_reply = true;
+  return envoy_dynamic_module_type_on_http_filter_local_reply_status_Continue;
+}
+
+// served_elsewhere tells Go where the request really went, if not where we
+// said.
+static void served_elsewhere(envoy_t envoy, stream_t* s) {
+  envoy_dynamic_module_type_envoy_buffer address;
+  if (!CB(http_filter_get_attribute_string)(envoy, envoy_dynamic_module_type_attribute_id_UpstreamAddress, &address) ||
+      address.length == 0 ||
+      (address.length == s->destination_length && memcmp(address.ptr, s->destination, address.length) == 0)) {
+    return;
+  }
+  WITH_TAPE(tape)
+  shuntServed(s->ref, (char*)address.ptr, address.length, &tape);
+  apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader));
+  tape_free(&tape);
+}
+
+envoy_dynamic_module_type_on_http_filter_response_headers_status envoy_dynamic_module_on_http_filter_response_headers(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
+    bool end_of_stream) {
+  stream_t* s = (stream_t*)module;
+  const envoy_dynamic_module_type_module_buffer none = {NULL, 0};
+  CB(http_set_header)(envoy, KIND(ResponseHeader), LITERAL(DROP_REASON_HEADER), none); // the header is ours
+  record_t r;
+  for (const uint8_t *at = s->response, *end = at + s->response_length; at != NULL && tape_next(&at, end, &r);) {
+    CB(http_set_header)(envoy, KIND(ResponseHeader), r.key, r.value);
+  }
+  if (s->routed && !s->local_reply) {
+    s->answered = true;
+    s->complete = end_of_stream;
+    s->first_byte_at = monotonic_ns();
+    served_elsewhere(envoy, s);
+  }
+  return envoy_dynamic_module_type_on_http_filter_response_headers_status_Continue;
+}
+
+envoy_dynamic_module_type_on_http_filter_response_body_status envoy_dynamic_module_on_http_filter_response_body(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
+    bool end_of_stream) {
+  (void)envoy;
+  ((stream_t*)module)->complete = end_of_stream;
+  return envoy_dynamic_module_type_on_http_filter_response_body_status_Continue;
+}
+
+envoy_dynamic_module_type_on_http_filter_response_trailers_status envoy_dynamic_module_on_http_filter_response_trailers(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module) {
+  const envoy_dynamic_module_type_module_buffer none = {NULL, 0};
+  CB(http_set_header)(envoy, KIND(ResponseTrailer), LITERAL(DROP_REASON_HEADER), none);
+  ((stream_t*)module)->complete = true;
+  return envoy_dynamic_module_type_on_http_filter_response_trailers_status_Continue;
+}
+
+void envoy_dynamic_module_on_http_filter_stream_complete(envoy_dynamic_module_type_http_filter_envoy_ptr envoy,
+                                                         envoy_dynamic_module_type_http_filter_module_ptr module) {
+  stream_t* s = (stream_t*)module;
+  if (s == NULL || s->ref.slot == 0) {
+    return;
+  }
+  envoy_dynamic_module_type_envoy_buffer details = {NULL, 0};
+  if (s->routed && !(s->answered && s->complete)) {
+    CB(http_filter_get_attribute_string)(envoy, envoy_dynamic_module_type_attribute_id_ResponseCodeDetails, &details);
+  }
+  const int64_t first_byte = s->first_byte_at > 0 ? s->first_byte_at - s->routed_at : 0;
+  WITH_TAPE(tape)
+  const shunt_ref ref = s->ref;
+  s->ref.slot = 0;
+  shuntFinish(ref, s->answered, (char*)details.ptr, details.length, first_byte, &tape);
+  const uint8_t state = s->state;
+  apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader));
+  s->state = state;
+  tape_free(&tape);
+}
+
+void envoy_dynamic_module_on_http_filter_destroy(envoy_dynamic_module_type_http_filter_module_ptr module) {
+  stream_t* s = (stream_t*)module;
+  if (s->ref.slot != 0) { // Envoy ended the stream without completing it
+    WITH_TAPE(tape)
+    shuntFinish(s->ref, s->answered, NULL, 0, 0, &tape);
+    tape_free(&tape);
+  }
+  free(s->response);
+  free(s);
+}
+
+// ---- hooks that Envoy demands and shunt does not use ----
+
+void envoy_dynamic_module_on_http_filter_http_callout_done(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
+    uint64_t callout, envoy_dynamic_module_type_http_callout_result result, shunt_header* headers, size_t headers_size,
+    shunt_buffer* body_chunks, size_t body_chunks_size) {
+  (void)envoy, (void)module, (void)callout, (void)result, (void)headers, (void)headers_size, (void)body_chunks,
+      (void)body_chunks_size;
+}
+void envoy_dynamic_module_on_http_filter_http_stream_headers(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
+    uint64_t stream, shunt_header* headers, size_t headers_size, bool end_stream) {
+  (void)envoy, (void)module, (void)stream, (void)headers, (void)headers_size, (void)end_stream;
+}
+void envoy_dynamic_module_on_http_filter_http_stream_data(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
+    uint64_t stream, const shunt_buffer* data, size_t data_count, bool end_stream) {
+  (void)envoy, (void)module, (void)stream, (void)data, (void)data_count, (void)end_stream;
+}
+void envoy_dynamic_module_on_http_filter_http_stream_trailers(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
+    uint64_t stream, shunt_header* trailers, size_t trailers_size) {
+  (void)envoy, (void)module, (void)stream, (void)trailers, (void)trailers_size;
+}
+void envoy_dynamic_module_on_http_filter_http_stream_complete(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
+    uint64_t stream) {
+  (void)envoy, (void)module, (void)stream;
+}
+void envoy_dynamic_module_on_http_filter_http_stream_reset(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
+    uint64_t stream, envoy_dynamic_module_type_http_stream_reset_reason reason) {
+  (void)envoy, (void)module, (void)stream, (void)reason;
+}
+void envoy_dynamic_module_on_http_filter_downstream_above_write_buffer_high_watermark(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module) {
+  (void)envoy, (void)module;
+}
+void envoy_dynamic_module_on_http_filter_downstream_below_write_buffer_low_watermark(
+    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module) {
+  (void)envoy, (void)module;
+}

@@ -1,0 +1,215 @@
+package filter
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/shuntproxy/shunt/internal/pool"
+	"github.com/shuntproxy/shunt/metricsync"
+	"github.com/shuntproxy/shunt/scorer"
+)
+
+// metrics are all metrics of the process. Names begin with shunt_. What is on
+// the request path is resolved before the first request; what describes
+// endpoints is read from the snapshot when someone asks.
+type metrics struct {
+	registry *prometheus.Registry
+
+	spoofed        prometheus.Counter
+	internalErrors *prometheus.CounterVec // where
+	reloads        *prometheus.CounterVec // result
+	configStale    prometheus.Gauge
+
+	requests    *prometheus.CounterVec // pool, policy
+	fallbacks   *prometheus.CounterVec // pool, policy
+	drops       *prometheus.CounterVec // pool, reason
+	refusals    *prometheus.CounterVec // pool, code
+	faults      *prometheus.CounterVec // pool, kind
+	moved       *prometheus.CounterVec // pool
+	pickSeconds *prometheus.HistogramVec
+	firstByte   *prometheus.HistogramVec
+}
+
+func newMetrics(version string) *metrics {
+	m := &metrics{registry: prometheus.NewRegistry()}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "shunt_" + name, Help: help}, labels)
+		m.registry.MustRegister(c)
+		return c
+	}
+	histogram := func(name, help string, start float64, n int) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "shunt_" + name, Help: help, Buckets: prometheus.ExponentialBuckets(start, 2, n),
+		}, []string{"pool"})
+		m.registry.MustRegister(h)
+		return h
+	}
+	m.spoofed = counter("spoofed_headers_total",
+		"Requests with a header that would have chosen an endpoint; the header was removed.").WithLabelValues()
+	m.internalErrors = counter("internal_errors_total", "Faults of shunt's own, by where they were caught.", "where")
+	m.reloads = counter("config_reloads_total", "Configurations taken and refused.", "result")
+	m.configStale = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "shunt_config_stale", Help: "1 while a configuration file is broken and its last good content is in use.",
+	})
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "shunt_build_info", Help: "1, with the version.", ConstLabels: prometheus.Labels{"version": version},
+	})
+	build.Set(1)
+	m.registry.MustRegister(m.configStale, build)
+	m.requests = counter("picks_total", "Requests for which an endpoint was picked.", "pool", "policy")
+	m.fallbacks = counter("fallbacks_total", "Picks at random because the policy could score no candidate.", "pool", "policy")
+	m.drops = counter("drops_total", "Requests dropped, by drop reason.", "pool", "reason")
+	m.refusals = counter("refusals_total", "Requests refused as invalid, by error code.", "pool", "code")
+	m.faults = counter("endpoint_faults_total", "Requests that an endpoint reset before response headers or refused to connect.", "pool", "kind")
+	m.moved = counter("moved_total", "Requests that another endpoint than the picked one served.", "pool")
+	m.pickSeconds = histogram("pick_seconds", "Time from the whole request to the pick.", 250e-9, 16)
+	m.firstByte = histogram("first_byte_seconds", "Time from the pick to the response headers.", 1e-3, 18)
+	return m
+}
+
+// poolCounters are one pool's, resolved.
+type poolCounters struct {
+	picks       [numPolicies]prometheus.Counter
+	fallbacks   [numPolicies]prometheus.Counter
+	drops       [numDropReasons]prometheus.Counter
+	faults      [2]prometheus.Counter
+	moved       prometheus.Counter
+	pickSeconds prometheus.Observer
+	firstByte   prometheus.Observer
+	refusals    *prometheus.CounterVec
+}
+
+const numPolicies = int(scorer.LeastKVCache) + 1
+
+func (m *metrics) forPool(name string) *poolCounters {
+	c := &poolCounters{
+		moved:       m.moved.WithLabelValues(name),
+		pickSeconds: m.pickSeconds.WithLabelValues(name),
+		firstByte:   m.firstByte.WithLabelValues(name),
+		refusals:    m.refusals.MustCurryWith(prometheus.Labels{"pool": name}),
+	}
+	for p := scorer.Random; int(p) < numPolicies; p++ {
+		c.picks[p] = m.requests.WithLabelValues(name, p.String())
+		c.fallbacks[p] = m.fallbacks.WithLabelValues(name, p.String())
+	}
+	for d := DropSaturated; d < numDropReasons; d++ {
+		c.drops[d] = m.drops.WithLabelValues(name, d.String())
+	}
+	c.faults[pool.FaultReset] = m.faults.WithLabelValues(name, "reset")
+	c.faults[pool.FaultConnect] = m.faults.WithLabelValues(name, "connect")
+	return c
+}
+
+func (c *poolCounters) picked(p scorer.Policy, fallback bool) {
+	c.picks[p].Inc()
+	if fallback {
+		c.fallbacks[p].Inc()
+	}
+}
+
+// refused counts an error code; the set of codes is closed.
+func (c *poolCounters) refused(code string) { c.refusals.WithLabelValues(code).Inc() }
+
+// endpointCollector describes the endpoints of all pools at the time of the
+// scrape: series of endpoints that are gone go with them.
+type endpointCollector struct{ runtime *Runtime }
+
+var (
+	descInFlight = endpointDesc("in_flight_requests", "Requests of this process that the endpoint is serving.")
+	descPicks    = endpointDesc("picks_total", "Times the endpoint was picked.")
+	descReady    = endpointDesc("ready", "1 if the endpoint may take requests.")
+	descAside    = endpointDesc("set_aside", "1 while resets have set the endpoint aside.")
+	descAge      = endpointDesc("metrics_age_seconds", "Age of the newest good scrape.")
+	descRunning  = endpointDesc("num_requests_running", "As scraped; absent where it is absent or stale.")
+	descWaiting  = endpointDesc("num_requests_waiting", "As scraped; absent where it is absent or stale.")
+	descKV       = endpointDesc("kv_cache_usage_perc", "As scraped; absent where it is absent or stale.")
+
+	descWaitingHere  = prometheus.NewDesc("shunt_waiting_requests", "Requests that wait in this process.", nil, nil)
+	descWaitingBytes = prometheus.NewDesc("shunt_waiting_bytes", "Bytes of bodies that waiting requests hold.", nil, nil)
+	descScrapes      = prometheus.NewDesc("shunt_scrapes_total", "Scrapes of engines, by result.", []string{"pool", "result"}, nil)
+	descFaultsLost   = prometheus.NewDesc("shunt_faults_lost_total", "Endpoint faults not followed up for a full queue.", []string{"pool"}, nil)
+)
+
+func endpointDesc(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("shunt_endpoint_"+name, help, []string{"pool", "endpoint", "pod"}, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (c endpointCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descInFlight, descPicks, descReady, descAside, descAge, descRunning, descWaiting, descKV,
+		descWaitingHere, descWaitingBytes, descScrapes, descFaultsLost,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	waiting, bytes, _ := c.runtime.room.Waiting()
+	gauge(descWaitingHere, float64(waiting))
+	gauge(descWaitingBytes, float64(bytes))
+	now := c.runtime.now()
+	for _, p := range c.runtime.poolList() {
+		s := p.holder.Load()
+		for i := range s.Endpoints {
+			e := &s.Endpoints[i]
+			labels := []string{p.name, e.Key, e.Pod}
+			gauge(descInFlight, float64(e.Live.InFlight()), labels...)
+			counter(descPicks, e.Live.Picks(), labels...)
+			gauge(descReady, boolean(e.Ready), labels...)
+			gauge(descAside, boolean(e.Passed), labels...)
+			if e.Metrics != nil {
+				gauge(descAge, now.Sub(e.Metrics.Taken).Seconds(), labels...)
+			}
+			for m, d := range map[pool.Metric]*prometheus.Desc{
+				pool.NumRequestsRunning: descRunning, pool.NumRequestsWaiting: descWaiting, pool.KVCacheUsagePerc: descKV,
+			} {
+				if v, ok := s.Readings(m, now).At(int32(i)); ok {
+					gauge(d, v, labels...)
+				}
+			}
+		}
+		counter(descFaultsLost, p.holder.DroppedFaults(), p.name)
+		stats := p.syncer.Stats()
+		for _, r := range metricsync.Reasons() {
+			counter(descScrapes, stats.Scrapes[r], p.name, r.String())
+		}
+	}
+}
+
+func boolean(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// faultLog keeps a storm of faults from filling the log: one line a second, and
+// how many were left out.
+type faultLog struct {
+	mu   sync.Mutex
+	last time.Time // protected by mu
+	left atomic.Uint64
+}
+
+// take reports whether a line may be written now, and how many were not.
+func (f *faultLog) take(now time.Time) (bool, uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now.Sub(f.last) < time.Second {
+		f.left.Add(1)
+		return false, 0
+	}
+	f.last = now
+	return true, f.left.Swap(0)
+}

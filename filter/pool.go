@@ -1,0 +1,296 @@
+package filter
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/shuntproxy/shunt/internal/config"
+	"github.com/shuntproxy/shunt/internal/discovery"
+	"github.com/shuntproxy/shunt/internal/flowcontrol"
+	"github.com/shuntproxy/shunt/internal/pool"
+	"github.com/shuntproxy/shunt/metricsync"
+)
+
+// Pool is a pool of the process: snapshot, live load and queue belong to its
+// name, and survive the configurations that refer to it.
+type Pool struct {
+	// immutable
+	name     string
+	started  time.Time
+	holder   *pool.Holder
+	syncer   *metricsync.Syncer
+	queue    *flowcontrol.Queue
+	counters *poolCounters
+
+	// protected by Runtime.mu
+	users   int         // generations that refer to it
+	def     config.Pool // the newest definition
+	scrape  metricsync.Config
+	owner   *Generation // whose definition it is
+	sources []*runningSource
+	static  *config.Pool
+}
+
+// runningSource is a discovery source and the goroutine it runs in.
+type runningSource struct {
+	name   string
+	path   string
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+}
+
+func (s *runningSource) stop() {
+	s.cancel()
+	s.done.Wait()
+}
+
+// The names of discovery sources.
+const (
+	sourceStatic = "static"
+	sourceFile   = "file"
+)
+
+// poolLocked returns the pool of a name, new if need be.
+func (rt *Runtime) poolLocked(name string) *Pool {
+	if p := rt.pools[name]; p != nil {
+		return p
+	}
+	p := rt.newPool(name)
+	rt.pools[name] = p
+	return p
+}
+
+func (rt *Runtime) newPool(name string) *Pool {
+	p := &Pool{
+		name: name, started: rt.now(), holder: pool.NewHolder(), queue: rt.room.NewQueue(),
+		counters: rt.metrics.forPool(name),
+	}
+	p.syncer = metricsync.New(metricsync.Options{
+		Name: name, Holder: p.holder, Log: rt.options.Log, OnPublish: p.published,
+	}, metricsync.Config{})
+	return p
+}
+
+// published lets requests look again that wait for the pool's start.
+func (p *Pool) published(s *pool.Snapshot) {
+	if s.Complete && (s.Judged || len(s.All().Index) > 0) {
+		p.queue.Grant(p.queue.Len())
+	}
+}
+
+// definePoolLocked makes def the pool's definition, that of gen.
+func (rt *Runtime) definePoolLocked(p *Pool, def *config.Pool, cfg *config.Config, gen *Generation) {
+	first := p.owner == nil
+	changed := first || !reflect.DeepEqual(p.def, *def)
+	if changed && !first && p.users > 1 {
+		rt.log(slog.LevelWarn, fmt.Sprintf("pool %s: the newest configuration defines it differently from one that is still in use; the newest counts", p.name))
+	}
+	p.owner, p.def = gen, *def
+	var sources []string
+	if def.Static != nil {
+		sources = append(sources, sourceStatic)
+	}
+	if def.File != nil {
+		sources = append(sources, sourceFile)
+	}
+	scrape := scrapeConfig(cfg, sources)
+	if first || !reflect.DeepEqual(scrape, p.scrape) {
+		p.scrape = scrape
+		p.syncer.Apply(scrape)
+	}
+	if changed {
+		p.syncer.SetTargets(sourceStatic, staticTargets(def), metricsync.Complete)
+		rt.fileSourceLocked(p, def)
+	}
+	if first {
+		p.syncer.Start()
+	}
+}
+
+// fileSourceLocked starts, replaces or ends the source that reads a file.
+func (rt *Runtime) fileSourceLocked(p *Pool, def *config.Pool) {
+	kept := p.sources[:0]
+	have := false
+	for _, s := range p.sources {
+		if def.File != nil && s.path == def.File.Path {
+			have = true
+			kept = append(kept, s)
+			continue
+		}
+		s.stop()
+	}
+	p.sources = kept
+	if def.File == nil || have {
+		return
+	}
+	initial, err := discovery.ReadFile(def.File.Path)
+	if err == nil && initial == nil {
+		initial = []pool.Target{}
+	}
+	source := discovery.NewFile(def.File.Path, initial, rt.options.Log)
+	if err == nil {
+		p.syncer.SetTargets(sourceFile, initial, metricsync.Complete) // hold no request for it
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	running := &runningSource{name: sourceFile, path: def.File.Path, cancel: cancel}
+	running.done.Go(func() {
+		defer rt.contain("discovery of pool " + p.name)
+		err := source.Run(ctx, func(set discovery.Set) {
+			state := metricsync.Complete
+			if set.State == discovery.LastGood {
+				state = metricsync.LastGood
+			}
+			p.syncer.SetTargets(sourceFile, set.Targets, state)
+		})
+		if err != nil {
+			rt.log(slog.LevelError, fmt.Sprintf("pool %s: file: %v", p.name, err))
+		}
+	})
+	p.sources = append(p.sources, running)
+}
+
+// checkFiles reads the endpoint files of pools that do not run yet: missing or
+// broken at the start is an error, later the last good set is kept.
+func (rt *Runtime) checkFiles(cfg *config.Config) error {
+	for i := range cfg.Pools {
+		def := &cfg.Pools[i]
+		if def.File == nil {
+			continue
+		}
+		rt.mu.Lock()
+		p := rt.pools[def.Name]
+		running := p != nil && p.def.File != nil && p.def.File.Path == def.File.Path
+		rt.mu.Unlock()
+		if running {
+			continue
+		}
+		if _, err := discovery.ReadFile(def.File.Path); err != nil {
+			return fmt.Errorf("pools.%s.file.path: %w", def.Name, err)
+		}
+	}
+	return nil
+}
+
+// scratchPools are pools in which nothing runs, to check a configuration with.
+func (rt *Runtime) scratchPools(cfg *config.Config) map[string]*Pool {
+	pools := make(map[string]*Pool, len(cfg.Pools))
+	for _, name := range cfg.Pools.Names() {
+		pools[name] = rt.newPool(name)
+	}
+	return pools
+}
+
+func (p *Pool) stop() {
+	for _, s := range p.sources {
+		s.stop()
+	}
+	p.syncer.Stop()
+}
+
+// conflictLocked reports whether an older live configuration defines the pool
+// in another way.
+func (p *Pool) conflictLocked() bool {
+	for g := range p.owner.runtime.live {
+		if set := g.settings.Load(); set.pools[p.name] == p {
+			if def, ok := set.cfg.Pools.Lookup(p.name); ok && !reflect.DeepEqual(*def, p.def) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// staticTargets makes endpoints of a validated list.
+func staticTargets(def *config.Pool) []pool.Target {
+	targets := make([]pool.Target, 0, len(def.Static))
+	for _, e := range def.Static {
+		t, _ := pool.ParseTarget(e.Address, e.Labels, e.Pod) // problems were reported by validation
+		t.Source = sourceStatic
+		targets = append(targets, t)
+	}
+	return targets
+}
+
+func scrapeConfig(cfg *config.Config, sources []string) metricsync.Config {
+	c := metricsync.Config{
+		Interval: cfg.Scrape.Interval, Timeout: cfg.Scrape.Timeout, StaleAfter: cfg.Scrape.StaleAfter,
+		MaxBytes:    int64(cfg.Scrape.MaxBytes),
+		Health:      metricsync.Health{Path: cfg.Health.Path, Interval: cfg.Health.Interval, Timeout: cfg.Health.Timeout},
+		Discover:    cfg.Models.Discover,
+		ModelMemory: cfg.Models.Memory,
+		Sources:     sources,
+	}
+	for _, k := range cfg.Models.Known {
+		c.Known = append(c.Known, metricsync.KnownModel{Name: k.Name, Adapters: k.Adapters})
+	}
+	return c
+}
+
+// fileWatch follows a configuration file.
+type fileWatch struct {
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+}
+
+func (w *fileWatch) stop() {
+	w.cancel()
+	w.done.Wait()
+}
+
+// watchConfig applies changes of a configuration file to gen. A broken one
+// leaves what is in use.
+func (rt *Runtime) watchConfig(gen *Generation, path string) *fileWatch {
+	ctx, cancel := context.WithCancel(context.Background())
+	w := &fileWatch{cancel: cancel}
+	last := ""
+	w.done.Go(func() {
+		defer rt.contain("watching " + path)
+		discovery.Watch(ctx, path, func() { last = rt.reload(gen, path, last) })
+	})
+	return w
+}
+
+// reload reads a configuration file again. It returns the error it logged, so
+// that the same one is logged once.
+func (rt *Runtime) reload(gen *Generation, path, last string) (failed string) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			rt.fault("reload", cause, debug.Stack())
+		}
+	}()
+	cfg, err := config.ParseFile(path)
+	if err == nil {
+		err = rt.checkFiles(cfg)
+	}
+	if err == nil && last == "" && reflect.DeepEqual(cfg, gen.settings.Load().cfg) {
+		return ""
+	}
+	if err == nil {
+		rt.mu.Lock()
+		if gen.released {
+			rt.mu.Unlock()
+			return last
+		}
+		if err = rt.adoptLocked(gen, cfg); err == nil {
+			rt.checkRoutesLocked()
+		}
+		rt.mu.Unlock()
+	}
+	if err != nil {
+		rt.metrics.configStale.Set(1)
+		if err.Error() != last {
+			rt.metrics.reloads.WithLabelValues("refused").Inc()
+			rt.log(slog.LevelError, fmt.Sprintf("configFile %s: %v\nkeeping the last good configuration", path, err))
+		}
+		return err.Error()
+	}
+	rt.metrics.configStale.Set(0)
+	rt.metrics.reloads.WithLabelValues("taken").Inc()
+	rt.log(slog.LevelInfo, "configFile "+path+": taken")
+	return ""
+}

@@ -1,0 +1,135 @@
+package filter
+
+import (
+	"math/rand/v2"
+	"runtime/debug"
+	"strconv"
+	"sync"
+
+	"github.com/shuntproxy/shunt/internal/openai"
+	"github.com/shuntproxy/shunt/scorer"
+)
+
+// The error codes of a request that the client has to mend. Those of the body
+// are package openai's.
+const (
+	codeModelNotFound   = string(openai.CodeModelNotFound)
+	codeInvalidStrategy = string(openai.CodeInvalidRoutingStrategy)
+	codeTooLarge        = string(openai.CodeRequestTooLarge)
+)
+
+// detailsPrefix begins every response_code_details of shunt's.
+const detailsPrefix = "shunt_"
+
+// scanners are reused: a scan is only in use during one call.
+var scanners = sync.Pool{New: func() any { return new(openai.Scan) }}
+
+// drop ends the request with a drop reason: the one constructor of 429, 503
+// and 500.
+func (r *Request) drop(reason DropReason, message string, v *Verdict) {
+	r.word.Store(stateDone)
+	r.pool.counters.drops[reason].Inc()
+	status := reason.Status()
+	v.Action = Reply
+	v.Destination = ""
+	v.text("reason", reason.String())
+	v.text("model", r.model)
+	v.Reply.Status = status
+	v.Reply.Headers = append(v.Reply.Headers, Header{HeaderDropReason, reason.String()})
+	if least, most := reason.retryAfter(); most > 0 {
+		v.Reply.Headers = append(v.Reply.Headers, Header{"retry-after", strconv.Itoa(least + rand.IntN(most-least+1))})
+	}
+	r.reply(status, reason.String(), message, "", reason.grpcStatus(), v)
+}
+
+// refuse ends the request with an error that its client has to mend.
+func (r *Request) refuse(status int, code, message, param string, v *Verdict) {
+	r.word.Store(stateDone)
+	r.pool.counters.refused(code)
+	v.Action = Reply
+	v.Destination = ""
+	v.text("reason", code)
+	v.text("model", r.model)
+	v.Reply.Status = status
+	const invalidArgument = 3
+	r.reply(status, code, message, param, invalidArgument, v)
+}
+
+func (r *Request) reply(status int, code, message, param string, grpc int, v *Verdict) {
+	v.Reply.Details = detailsPrefix + code
+	if r.grpc {
+		v.Reply.GRPC, v.Reply.Message = grpc, message
+		return
+	}
+	style := openai.StyleOpenAI
+	if r.rules != nil {
+		style = r.rules.Style
+	}
+	v.Reply.Headers = append(v.Reply.Headers, Header{"content-type", "application/json"})
+	v.Reply.Body = openai.AppendError(v.Reply.Body, style, status, code, message, param)
+}
+
+// guard is deferred by every method that a door calls: a panic becomes a reply
+// or, by config, a least-request pick, and a counter. v is nil where nothing
+// can be answered any more.
+func (r *Request) guard(where string, v *Verdict) {
+	cause := recover()
+	if cause == nil {
+		return
+	}
+	r.gen.runtime.fault(where, cause, debug.Stack())
+	if v == nil {
+		return
+	}
+	answered := r.word.Load() == stateDone
+	r.undo()
+	v.Reset()
+	for h := header(0); spoofable>>h != 0; h++ {
+		v.Remove = append(v.Remove, headerNames[h]) // whatever was seen of them
+	}
+	if answered || where == "served" {
+		return // one caught after a reply sends no second
+	}
+	if r.set == nil || r.pool == nil {
+		r.set = r.gen.settings.Load()
+		r.pool = r.set.first
+	}
+	if r.set.cfg.OnInternalError == onErrorRoute && where != "trailers" && r.routeAnyway(v) {
+		return
+	}
+	r.drop(DropInternal, "an internal error occurred", v)
+}
+
+// undo gives back what an interrupted decision held.
+func (r *Request) undo() {
+	switch r.word.Swap(stateNew) {
+	case stateWaiting:
+		r.gen.runtime.room.Remove(&r.waiter)
+	case stateRouted:
+		r.live.Release()
+	}
+	r.live = nil
+}
+
+// routeAnyway picks by least-request and reports whether it could.
+func (r *Request) routeAnyway(v *Verdict) (ok bool) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			r.gen.runtime.fault("route anyway", cause, debug.Stack())
+			ok = false
+		}
+	}()
+	snap := r.pool.holder.Load()
+	candidates := snap.All()
+	if r.model != "" {
+		candidates = snap.ForModel(r.model)
+	}
+	if candidates == nil || len(candidates.Index) == 0 {
+		return false
+	}
+	r.policy = scorer.LeastRequest
+	r.route(snap, candidates.Index, r.gen.runtime.now(), v)
+	return true
+}
+
+func quote(s string) string { return strconv.Quote(s) }

@@ -1,0 +1,417 @@
+package filter
+
+import (
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/shuntproxy/shunt/internal/flowcontrol"
+	"github.com/shuntproxy/shunt/internal/openai"
+	"github.com/shuntproxy/shunt/internal/pool"
+	"github.com/shuntproxy/shunt/scorer"
+)
+
+// Host is what a door does for one request beside its callbacks.
+type Host interface {
+	// PrepareWait is called on the request's worker before the request waits.
+	PrepareWait()
+	// Post leads to one call of Request.Resume on the request's worker. Any
+	// goroutine may call it; after Finish it does nothing.
+	Post()
+}
+
+// The states of a request's word. The worker moves it, but for the step from
+// waiting to granted, which is Wake's; who loses the race for the word gives
+// back what it holds.
+const (
+	stateNew     uint32 = iota // being read or decided
+	stateWaiting               // in a queue
+	stateGranted               // woken, Resume is posted
+	stateRouted                // holds a reservation
+	stateDone                  // ended, or answered by shunt
+)
+
+// Request is one HTTP stream. All methods but Wake are called on its worker,
+// in the order of their declaration; Resume comes once for each Wait.
+type Request struct {
+	// immutable after Init
+	host Host
+	gen  *Generation
+
+	word    atomic.Uint32
+	outcome flowcontrol.Outcome // written before the word becomes granted
+	waiter  flowcontrol.Waiter  // its queue's
+
+	// of the worker
+	set     *settings // read once, at headers
+	pool    *Pool
+	rules   *openai.Endpoint
+	policy  scorer.Policy
+	subset  string
+	model   string // "" for a request without a model
+	size    int64  // of the body, while it waits
+	live    *pool.Live
+	began   time.Time
+	decided time.Time
+	waited  time.Duration
+	grpc    bool
+	explain bool
+	test    string
+}
+
+// Init starts a request under a generation. The generation outlives it.
+func (r *Request) Init(host Host, gen *Generation) { r.host, r.gen = host, gen }
+
+// Headers decides about a request that has no body or needs none read, and
+// says what a client may not send. route is the most specific one, or nil.
+func (r *Request) Headers(h *Head, endStream bool, route *Route, v *Verdict) {
+	v.Reset()
+	defer r.guard("headers", v)
+	inject(h.Test, "headers")
+	now := r.gen.runtime.now()
+	set := r.gen.settings.Load()
+	r.set, r.grpc = set, h.grpc()
+	if injecting {
+		r.test = strings.Clone(h.Test)
+	}
+
+	strip := uint32(spoofable)
+	if set.cfg.SubsetHeader {
+		strip &^= 1 << hdrDestinationSubset
+	}
+	if h.seen&strip != 0 {
+		r.gen.runtime.metrics.spoofed.Inc()
+	}
+	disabled := route != nil && route.Disabled
+	if !disabled && !set.cfg.ForwardControlHeaders {
+		strip |= control
+	}
+	v.Remove = h.removals(strip, v.Remove)
+	if disabled {
+		r.word.Store(stateDone)
+		return
+	}
+	if !r.choosePool(h, route, v) {
+		return
+	}
+
+	if !h.Tunnel {
+		r.rules = openai.Lookup(h.Method, h.Path, nil)
+	}
+	if r.rules == nil { // nothing in the payload would change the pick
+		r.policy = scorer.LeastRequest
+		r.decide(now, v)
+		return
+	}
+	limit := int64(set.cfg.Limits.RequestBody)
+	switch {
+	case h.ContentLength > limit:
+		r.TooLarge(v)
+	case endStream:
+		r.Body(nil, v)
+	default:
+		v.Action, v.BodyLimit = NeedBody, limit
+	}
+}
+
+// choosePool settles pool, policy and what else the headers ask for, or
+// answers.
+func (r *Request) choosePool(h *Head, route *Route, v *Verdict) bool {
+	set := r.set
+	r.pool, r.policy = set.first, set.policy
+	if route != nil {
+		if route.Pool != "" {
+			r.pool = set.pools[route.Pool]
+		}
+		if route.policy != 0 {
+			r.policy = route.policy
+		}
+	}
+	if r.pool == nil {
+		r.pool = set.first // for the counters
+		r.drop(DropNoEndpoints, "the route names pool "+route.Pool+", which no configuration defines", v)
+		return false
+	}
+	r.explain = set.cfg.Explain.Header && h.value(hdrExplain) == "1"
+	if set.cfg.SubsetHeader {
+		r.subset = strings.Clone(h.value(hdrDestinationSubset))
+	}
+	if asked := h.value(hdrRoutingStrategy); asked != "" && len(set.allowed) > 0 {
+		p, ok := set.allowed[asked]
+		if !ok {
+			r.refuse(400, codeInvalidStrategy, "routing-strategy "+asked+" is not allowed here; allowed: "+
+				strings.Join(set.cfg.AllowedPolicies, ", "), "", v)
+			return false
+		}
+		r.policy = p
+	}
+	return true
+}
+
+// Body takes the whole body of a request that was answered with NeedBody, in
+// as many pieces as it lies in memory. They are only borrowed. A body that
+// ended in trailers comes here too.
+func (r *Request) Body(chunks [][]byte, v *Verdict) {
+	v.Reset()
+	defer r.guard("body", v)
+	inject(r.test, "body")
+	scan := scanners.Get().(*openai.Scan)
+	defer scanners.Put(scan)
+	scan.Reset(r.rules.Rules, r.set.scan)
+	r.size = 0
+	for _, c := range chunks {
+		r.size += int64(len(c))
+		scan.Write(c)
+	}
+	result, err := scan.Finish()
+	if err != nil {
+		r.refuse(400, string(err.Code), err.Message, err.Param, v)
+		return
+	}
+	snap := r.pool.holder.Load()
+	if c := snap.ForModel(result.Model); c != nil && c.Model != "" {
+		r.model = c.Model // the snapshot's own copy
+	} else {
+		r.model = strings.Clone(result.Model)
+	}
+	r.decideOn(snap, r.gen.runtime.now(), v)
+}
+
+// TooLarge answers a request whose body, or its announced length, is over
+// BodyLimit.
+func (r *Request) TooLarge(v *Verdict) {
+	v.Reply = LocalReply{Headers: v.Reply.Headers[:0], Body: v.Reply.Body[:0]}
+	r.refuse(413, codeTooLarge, "the request body is over the limit of "+r.set.cfg.Limits.RequestBody.String()+
+		" (limits.requestBody)", "", v)
+}
+
+// Trailers says what a client may not send as a trailer.
+func (r *Request) Trailers(h *Head, v *Verdict) {
+	v.Reset()
+	defer r.guard("trailers", v)
+	inject(r.test, "trailers")
+	v.Remove = h.removals(spoofable, v.Remove)
+}
+
+func (r *Request) decide(now time.Time, v *Verdict) { r.decideOn(r.pool.holder.Load(), now, v) }
+
+// decideOn picks an endpoint from one snapshot, or waits, or answers.
+func (r *Request) decideOn(snap *pool.Snapshot, now time.Time, v *Verdict) {
+	if injecting && r.injectWait(now, v) {
+		return
+	}
+	candidates := snap.All()
+	if r.model != "" {
+		candidates = snap.ForModel(r.model)
+	}
+	if candidates == nil || len(candidates.Index) == 0 {
+		r.noCandidates(snap, candidates, now, v)
+		return
+	}
+	index := candidates.Index
+	if r.subset != "" {
+		if index = inSubset(snap, index, r.subset); len(index) == 0 {
+			r.drop(DropNoEndpoints, "no ready endpoint of the model is in the subset the request names", v)
+			return
+		}
+	}
+	r.route(snap, index, now, v)
+}
+
+// noCandidates waits for a pool that is still starting, and else says whether
+// the model is unknown or only not served now.
+func (r *Request) noCandidates(snap *pool.Snapshot, candidates *pool.Candidates, now time.Time, v *Verdict) {
+	until := r.pool.started.Add(r.set.cfg.StartupHold)
+	if !(snap.Complete && snap.Judged) && now.Before(until) {
+		if r.wait(r.pool.queue, until, v) {
+			return
+		}
+		r.drop(DropNoEndpoints, "the pool is starting and too many requests wait for it", v)
+		return
+	}
+	if r.model == "" {
+		r.drop(DropNoEndpoints, "no endpoint is ready", v)
+		return
+	}
+	if candidates == nil {
+		r.pool.syncer.ModelMissing(r.model)
+		if snap.Complete && snap.Fresh && !snap.Uncertain && len(snap.Endpoints) > 0 && !snap.Known(r.model) {
+			r.refuse(r.set.cfg.Models.NotFoundStatus, codeModelNotFound, "model "+quote(r.model)+" does not exist", "model", v)
+			return
+		}
+	}
+	r.drop(DropNoEndpoints, "no endpoint of model "+quote(r.model)+" is ready", v)
+}
+
+// wait puts the request into a queue and reports whether there was room.
+func (r *Request) wait(q *flowcontrol.Queue, until time.Time, v *Verdict) bool {
+	r.host.PrepareWait()
+	r.decided = r.gen.runtime.now()
+	r.word.Store(stateWaiting) // before Add: the grant may come at once
+	if !q.Add(&r.waiter, r, until, r.size) {
+		r.word.Store(stateNew)
+		return false
+	}
+	v.Action = Wait
+	return true
+}
+
+// Wake is called by the queue, from any goroutine.
+func (r *Request) Wake(o flowcontrol.Outcome) {
+	r.outcome = o
+	if r.word.CompareAndSwap(stateWaiting, stateGranted) {
+		r.host.Post()
+	}
+}
+
+// Resume decides anew about a request that has waited.
+func (r *Request) Resume(v *Verdict) {
+	v.Reset()
+	defer r.guard("resume", v)
+	if !r.word.CompareAndSwap(stateGranted, stateNew) {
+		v.Action = Wait // nothing was granted: the verdict stands
+		return
+	}
+	inject(r.test, "resume")
+	now := r.gen.runtime.now()
+	r.waited += now.Sub(r.decided)
+	v.number("queue_ms", float64(r.waited)/float64(time.Millisecond))
+	if injecting && r.injectResume(v) {
+		return
+	}
+	r.decide(now, v)
+}
+
+// route picks among candidates and reserves the winner.
+func (r *Request) route(snap *pool.Snapshot, index []int32, now time.Time, v *Verdict) {
+	choice := r.policy.PickAndReserve(snap, index, now, rand.Uint64())
+	e := &snap.Endpoints[choice.Index]
+	r.live = e.Live
+	r.word.Store(stateRouted)
+	fallback := ""
+	if choice.Fallback {
+		fallback = "random"
+	}
+	r.pool.counters.picked(r.policy, choice.Fallback)
+	v.Action, v.Destination = Continue, e.Key
+	v.text("model", r.model)
+	v.text("target_model", r.model)
+	v.text("endpoint", e.Key)
+	v.text("pod", e.Pod)
+	v.text("policy", r.policy.String())
+	v.text("fallback", fallback)
+	if r.explain {
+		v.ResponseHeaders = append(v.ResponseHeaders,
+			Header{"x-shunt-endpoint", e.Key}, Header{"x-shunt-policy", r.policy.String()})
+		if fallback != "" {
+			v.ResponseHeaders = append(v.ResponseHeaders, Header{"x-shunt-fallback", fallback})
+		}
+	}
+	r.decided = r.gen.runtime.now()
+	took := r.decided.Sub(now)
+	r.pool.counters.pickSeconds.Observe(took.Seconds())
+	v.number("pick_us", float64(took)/float64(time.Microsecond))
+}
+
+// Served tells that another endpoint than the picked one answered: Envoy's
+// cluster chose it. The request counts there from now on.
+func (r *Request) Served(address string, v *Verdict) {
+	v.Reset()
+	defer r.guard("served", v)
+	if r.word.Load() != stateRouted || address == r.live.Addr {
+		return
+	}
+	r.pool.counters.moved.Inc()
+	snap := r.pool.holder.Load()
+	if e := snap.ByKey(address); e != nil {
+		e.Live.Reserve()
+		r.live.Release()
+		r.live = e.Live
+	}
+	v.text("endpoint", strings.Clone(address))
+}
+
+// End is how a stream ended, as far as the door knows.
+type End struct {
+	// Answered is true once response headers of the upstream have come.
+	Answered bool
+	// Details is Envoy's response_code_details where the stream did not end with
+	// the upstream's whole response.
+	Details string
+	// FirstByte is the time from the verdict to the response headers, 0 if none
+	// came.
+	FirstByte time.Duration
+}
+
+// Finish releases what the request holds. It is called exactly once, before
+// the access log, however the stream ends. It may come on a request that never
+// saw Headers.
+func (r *Request) Finish(end End, v *Verdict) {
+	v.Reset()
+	defer r.guard("finish", nil)
+	defer r.finish(end, v)
+	inject(r.test, "finish")
+}
+
+func (r *Request) finish(end End, v *Verdict) {
+	switch r.word.Swap(stateDone) {
+	case stateWaiting:
+		r.gen.runtime.room.Remove(&r.waiter)
+		r.cancelled(v)
+	case stateGranted:
+		r.cancelled(v)
+	case stateRouted:
+		r.live.Release()
+		if end.FirstByte > 0 {
+			v.number("ttft_ms", float64(end.FirstByte)/float64(time.Millisecond))
+			r.pool.counters.firstByte.Observe(end.FirstByte.Seconds())
+		}
+		if kind, fault := classify(end); fault {
+			r.pool.counters.faults[kind].Inc()
+			r.pool.holder.Report(pool.Fault{Live: r.live, Kind: kind, At: r.gen.runtime.now()})
+		}
+	}
+}
+
+// cancelled counts a request whose client left before it was sent.
+func (r *Request) cancelled(v *Verdict) {
+	r.pool.counters.drops[DropContextCancelled].Inc()
+	v.text("reason", DropContextCancelled.String())
+}
+
+// classify tells from Envoy's response_code_details whether an endpoint failed.
+// What the client, a timeout or a circuit breaker caused is no fault.
+func classify(end End) (pool.FaultKind, bool) {
+	const before = "upstream_reset_before_response_started{"
+	if end.Answered || !strings.HasPrefix(end.Details, before) {
+		return 0, false
+	}
+	cause := end.Details[len(before):]
+	switch {
+	case strings.HasPrefix(cause, "overflow"), strings.HasPrefix(cause, "local_reset"):
+		return 0, false
+	case strings.HasPrefix(cause, "remote_connection_failure"), strings.HasPrefix(cause, "local_connection_failure"),
+		strings.HasPrefix(cause, "connection_timeout"), strings.HasPrefix(cause, "connection_failure"):
+		return pool.FaultConnect, true
+	default:
+		return pool.FaultReset, true
+	}
+}
+
+// inSubset keeps the candidates that a comma-separated list of ip:port or ip
+// names.
+func inSubset(snap *pool.Snapshot, index []int32, subset string) []int32 {
+	var kept []int32
+	for _, i := range index {
+		e := &snap.Endpoints[i]
+		for entry := range strings.SplitSeq(subset, ",") {
+			entry = strings.TrimSpace(entry)
+			if entry == e.Key || strings.Trim(entry, "[]") == e.Addr.Addr().String() {
+				kept = append(kept, i)
+				break
+			}
+		}
+	}
+	return kept
+}

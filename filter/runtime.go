@@ -1,0 +1,480 @@
+package filter
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shuntproxy/shunt/internal/config"
+	"github.com/shuntproxy/shunt/internal/flowcontrol"
+	"github.com/shuntproxy/shunt/internal/openai"
+	"github.com/shuntproxy/shunt/scorer"
+)
+
+// Version is set by the linker.
+var Version = "dev"
+
+const (
+	// linger is how long background work outlives the last configuration that
+	// needs it: Envoy drops the old one after it has made the new.
+	linger = 5 * time.Second
+	// maxWaiting bounds the requests that wait in this process.
+	maxWaiting = 5000
+)
+
+const onErrorRoute = config.OnErrorRoute
+
+// Options are what a Runtime needs of its host.
+type Options struct {
+	// Log writes one line to the host's log, from any goroutine.
+	Log func(slog.Level, string)
+	// Validate is true where the host only checks a configuration: then nothing
+	// is started.
+	Validate bool
+	// Concurrency is the host's number of workers, 0 if unknown.
+	Concurrency int
+	// MemoryCgroup is the memory limit of the process's cgroup in bytes, 0 if it
+	// has none.
+	MemoryCgroup int64
+	// TuneRuntime lets the first configuration set the Go runtime's limits.
+	TuneRuntime bool
+	// Environment is os.LookupEnv: GOGC, GOMEMLIMIT and GOMAXPROCS win over what
+	// would be set.
+	Environment func(string) (string, bool)
+	// Linger replaces the time that background work outlives its last
+	// configuration, for tests.
+	Linger time.Duration
+}
+
+// Runtime is everything of shunt's that is process-wide. A host makes one.
+// Load, LoadRoute, Generation.Release and Stop are called by any goroutine.
+type Runtime struct {
+	// immutable
+	options Options
+	metrics *metrics
+	now     func() time.Time
+	room    *flowcontrol.Room
+	faults  faultLog
+
+	mu sync.Mutex // serialises changes of configuration; never taken by a request
+	// protected by mu
+	running    bool // the room's goroutine
+	pools      map[string]*Pool
+	live       map[*Generation]struct{}
+	routes     map[*Route]struct{}
+	admin      *listener
+	monitor    *listener
+	stopTimer  *time.Timer
+	tuned      bool
+	generation uint64
+}
+
+// NewRuntime returns a runtime in which nothing runs yet.
+func NewRuntime(options Options) *Runtime {
+	if options.Log == nil {
+		options.Log = func(slog.Level, string) {}
+	}
+	if options.Linger == 0 {
+		options.Linger = linger
+	}
+	rt := &Runtime{
+		options: options, metrics: newMetrics(Version), now: time.Now,
+		pools: make(map[string]*Pool), live: make(map[*Generation]struct{}), routes: make(map[*Route]struct{}),
+	}
+	rt.room = flowcontrol.NewRoom(maxWaiting, 0, rt.now)
+	rt.metrics.registry.MustRegister(endpointCollector{rt})
+	return rt
+}
+
+func (rt *Runtime) log(l slog.Level, message string) { rt.options.Log(l, message) }
+
+// settings are one state of a configuration, as requests read it. Immutable.
+type settings struct {
+	cfg     *config.Config
+	pools   map[string]*Pool
+	first   *Pool
+	policy  scorer.Policy
+	allowed map[string]scorer.Policy
+	scan    openai.Options
+}
+
+// Generation is one filter configuration of the host: the background work
+// belongs to the process, a generation only refers to it.
+type Generation struct {
+	runtime  *Runtime
+	settings atomic.Pointer[settings]
+	order    uint64     // of its Load
+	watcher  *fileWatch // of configFile, or nil
+	refs     []*Pool    // protected by runtime.mu
+	released bool       // protected by runtime.mu
+}
+
+// Route is the configuration of one route.
+type Route struct {
+	config.Route
+	policy scorer.Policy
+}
+
+// Load takes a filter configuration: YAML or JSON. It never waits for the
+// network. An error lists every problem, one a line, each with its path.
+func (rt *Runtime) Load(raw []byte) (*Generation, error) {
+	cfg, path, err := parse(raw)
+	if err == nil {
+		err = rt.checkFiles(cfg)
+	}
+	if err != nil {
+		rt.metrics.reloads.WithLabelValues("refused").Inc()
+		return nil, err
+	}
+	gen := &Generation{runtime: rt}
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	rt.generation++
+	gen.order = rt.generation
+	if rt.options.Validate {
+		set, err := rt.settingsLocked(cfg, rt.scratchPools(cfg))
+		if err != nil {
+			return nil, err
+		}
+		gen.settings.Store(set)
+		return gen, nil
+	}
+	rt.startLocked(cfg)
+	if err := rt.adoptLocked(gen, cfg); err != nil {
+		return nil, err
+	}
+	rt.live[gen] = struct{}{}
+	rt.metrics.reloads.WithLabelValues("taken").Inc()
+	rt.checkRoutesLocked()
+	if path != "" {
+		gen.watcher = rt.watchConfig(gen, path)
+	}
+	return gen, nil
+}
+
+// parse reads a configuration, or the file that it names.
+func parse(raw []byte) (cfg *config.Config, path string, err error) {
+	cfg, err = config.Parse(raw)
+	if err != nil || cfg.ConfigFile == "" {
+		return cfg, "", err
+	}
+	path = cfg.ConfigFile
+	cfg, err = config.ParseFile(path)
+	if err != nil {
+		return nil, "", fmt.Errorf("configFile %s: %w", path, err)
+	}
+	return cfg, path, nil
+}
+
+// adoptLocked makes cfg the newest definition of its pools and the state of
+// gen.
+func (rt *Runtime) adoptLocked(gen *Generation, cfg *config.Config) error {
+	pools := make(map[string]*Pool, len(cfg.Pools))
+	for i := range cfg.Pools {
+		pools[cfg.Pools[i].Name] = rt.poolLocked(cfg.Pools[i].Name)
+	}
+	set, err := rt.settingsLocked(cfg, pools)
+	if err != nil {
+		return err
+	}
+	for _, p := range gen.refs { // what it referred to before a reload
+		p.users--
+	}
+	gen.refs = nil
+	for i := range cfg.Pools {
+		p := pools[cfg.Pools[i].Name]
+		p.users++
+		gen.refs = append(gen.refs, p)
+		rt.definePoolLocked(p, &cfg.Pools[i], cfg, gen)
+	}
+	gen.settings.Store(set)
+	rt.room.SetLimits(maxWaiting, cfg.Limits.HeldBodiesIn(rt.options.MemoryCgroup))
+	rt.dropUnusedLocked()
+	rt.listenersLocked(cfg)
+	return nil
+}
+
+func (rt *Runtime) settingsLocked(cfg *config.Config, pools map[string]*Pool) (*settings, error) {
+	set := &settings{cfg: cfg, pools: pools, first: pools[cfg.Pools[0].Name]}
+	var err error
+	if set.policy, err = scorer.Parse(cfg.Policy); err != nil {
+		return nil, fmt.Errorf("policy: %w", err)
+	}
+	if len(cfg.AllowedPolicies) > 0 {
+		set.allowed = make(map[string]scorer.Policy, len(cfg.AllowedPolicies))
+		for i, name := range cfg.AllowedPolicies {
+			p, err := scorer.Parse(name)
+			if err != nil {
+				return nil, fmt.Errorf("allowedPolicies[%d]: %w", i, err)
+			}
+			set.allowed[name] = p
+		}
+	}
+	set.scan = openai.Options{MaxDepth: cfg.Limits.JSONDepth}
+	return set, nil
+}
+
+// Release ends a generation. What only it used stops a little later; requests
+// that still hold it stay valid.
+func (g *Generation) Release() {
+	if g.watcher != nil {
+		g.watcher.stop()
+	}
+	rt := g.runtime
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if g.released {
+		return
+	}
+	g.released = true
+	delete(rt.live, g)
+	for _, p := range g.refs {
+		p.users--
+	}
+	g.refs = nil
+	rt.dropUnusedLocked()
+}
+
+// dropUnusedLocked stops pools, and with the last generation everything else,
+// once they have been unused for the linger.
+func (rt *Runtime) dropUnusedLocked() {
+	unused := len(rt.live) == 0 && rt.running
+	for _, p := range rt.pools {
+		unused = unused || p.users == 0
+	}
+	if !unused {
+		return
+	}
+	if rt.stopTimer != nil {
+		rt.stopTimer.Stop()
+	}
+	rt.stopTimer = time.AfterFunc(rt.options.Linger, func() {
+		defer rt.contain("stopping unused pools")
+		rt.stopUnused()
+	})
+}
+
+func (rt *Runtime) stopUnused() {
+	rt.mu.Lock()
+	var stopping []*Pool
+	for name, p := range rt.pools {
+		if p.users == 0 {
+			stopping = append(stopping, p)
+			delete(rt.pools, name)
+		}
+	}
+	var listeners []*listener
+	stopRoom := false
+	if len(rt.live) == 0 {
+		listeners = []*listener{rt.admin, rt.monitor}
+		rt.admin, rt.monitor = nil, nil
+		stopRoom, rt.running = rt.running, false
+	}
+	if stopRoom {
+		rt.room.Stop()
+	}
+	rt.mu.Unlock()
+	for _, p := range stopping {
+		p.stop()
+	}
+	for _, l := range listeners {
+		if l != nil {
+			l.stop()
+		}
+	}
+}
+
+// Stop ends all background work at once and waits: for tests and tools; a
+// host's process ends without it.
+func (rt *Runtime) Stop() {
+	rt.mu.Lock()
+	gens := make([]*Generation, 0, len(rt.live))
+	for g := range rt.live {
+		gens = append(gens, g)
+	}
+	rt.mu.Unlock()
+	for _, g := range gens {
+		g.Release()
+	}
+	rt.mu.Lock()
+	if rt.stopTimer != nil {
+		rt.stopTimer.Stop()
+	}
+	rt.mu.Unlock()
+	rt.stopUnused()
+}
+
+// startLocked starts what the first configuration needs.
+func (rt *Runtime) startLocked(cfg *config.Config) {
+	if !rt.tuned && rt.options.TuneRuntime {
+		rt.tuned = true
+		rt.tune(cfg)
+	}
+	if !rt.running {
+		rt.running = true
+		rt.room.Start()
+	}
+}
+
+// gcPercent trades memory, which the limit bounds, for fewer collections on
+// Envoy's cores.
+const gcPercent = 400
+
+// tune sets the Go runtime for life inside a proxy. The environment wins.
+func (rt *Runtime) tune(cfg *config.Config) {
+	set := func(name string) bool {
+		if rt.options.Environment == nil {
+			return false
+		}
+		_, ok := rt.options.Environment(name)
+		return ok
+	}
+	if limit := cfg.Runtime.MemoryLimitIn(rt.options.MemoryCgroup); limit > 0 && !set("GOMEMLIMIT") {
+		debug.SetMemoryLimit(limit)
+	}
+	if !set("GOGC") {
+		debug.SetGCPercent(gcPercent)
+	}
+	if n := rt.options.Concurrency; n > runtime.GOMAXPROCS(0) && !set("GOMAXPROCS") {
+		runtime.GOMAXPROCS(n)
+	}
+}
+
+func (rt *Runtime) listenersLocked(cfg *config.Config) {
+	rt.admin = rt.relistenLocked(rt.admin, "admin", cfg.Admin.Address, rt.adminHandler)
+	rt.monitor = rt.relistenLocked(rt.monitor, "metrics", cfg.Metrics.Address, func() http.Handler { return rt.monitorHandler() })
+}
+
+func (rt *Runtime) relistenLocked(l *listener, name, address string, handler func() http.Handler) *listener {
+	if l != nil && l.address == address {
+		return l
+	}
+	if l != nil {
+		go func() { // its handlers may be waiting for mu
+			defer rt.contain("closing a listener")
+			l.stop()
+		}()
+	}
+	if address == "" {
+		return nil
+	}
+	return rt.listen(name, address, handler())
+}
+
+// LoadRoute takes a route's configuration. Its pool is checked as soon as it
+// can be: now where a filter configuration is live, else at the next.
+func (rt *Runtime) LoadRoute(raw []byte) (*Route, error) {
+	parsed, err := config.ParseRoute(raw)
+	if err != nil {
+		return nil, err
+	}
+	r := &Route{Route: *parsed}
+	if r.Policy != "" {
+		if r.policy, err = scorer.Parse(r.Policy); err != nil {
+			return nil, fmt.Errorf("policy: %w", err)
+		}
+	}
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if r.Pool != "" && len(rt.live) > 0 && !rt.definedLocked(r.Pool) {
+		return nil, fmt.Errorf("pool: %q is defined by no configuration; defined: %s", r.Pool, strings.Join(rt.poolNamesLocked(), ", "))
+	}
+	rt.routes[r] = struct{}{}
+	return r, nil
+}
+
+// ReleaseRoute forgets a route's configuration.
+func (rt *Runtime) ReleaseRoute(r *Route) {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	delete(rt.routes, r)
+}
+
+func (rt *Runtime) definedLocked(name string) bool {
+	for g := range rt.live {
+		if g.settings.Load().pools[name] != nil {
+			return true
+		}
+	}
+	return false
+}
+
+func (rt *Runtime) poolNamesLocked() []string {
+	var names []string
+	for g := range rt.live {
+		for name := range g.settings.Load().pools {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// checkRoutesLocked says which routes name a pool that nobody defines. Envoy
+// builds static routes before filters, so it is too late to refuse them.
+func (rt *Runtime) checkRoutesLocked() {
+	for r := range rt.routes {
+		if r.Pool != "" && !rt.definedLocked(r.Pool) {
+			rt.log(slog.LevelError, fmt.Sprintf("a route names pool %q, which no configuration defines (defined: %s); its requests get %s",
+				r.Pool, strings.Join(rt.poolNamesLocked(), ", "), DropNoEndpoints))
+		}
+	}
+}
+
+// poolList returns the pools by name.
+func (rt *Runtime) poolList() []*Pool {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	list := make([]*Pool, 0, len(rt.pools))
+	for _, p := range rt.pools {
+		list = append(list, p)
+	}
+	slices.SortFunc(list, func(a, b *Pool) int { return strings.Compare(a.name, b.name) })
+	return list
+}
+
+func (rt *Runtime) users(p *Pool) (configs int, conflict bool) {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	return p.users, p.conflictLocked()
+}
+
+// notReady says why the process should get no traffic yet, or "".
+func (rt *Runtime) notReady() string {
+	pools := rt.poolList()
+	if len(pools) == 0 {
+		return "no configuration is loaded"
+	}
+	for _, p := range pools {
+		s := p.holder.Load()
+		if !s.Complete {
+			return "pool " + p.name + ": discovery has not delivered yet"
+		}
+		if !s.Judged {
+			return "pool " + p.name + ": endpoints are being probed"
+		}
+	}
+	return ""
+}
+
+// fault counts and logs what a guard caught.
+func (rt *Runtime) fault(where string, cause any, stack []byte) {
+	rt.metrics.internalErrors.WithLabelValues(where).Inc()
+	if write, left := rt.faults.take(rt.now()); write {
+		rt.log(slog.LevelError, fmt.Sprintf("internal error in %s: %v (%d more since the last such line)\n%s", where, cause, left, stack))
+	}
+}
+
+// contain is deferred by goroutines: a panic ends their work, not Envoy.
+func (rt *Runtime) contain(where string) {
+	if cause := recover(); cause != nil {
+		rt.fault(where, cause, debug.Stack())
+	}
+}

@@ -1,0 +1,110 @@
+package filter
+
+import (
+	"time"
+
+	"github.com/shuntproxy/shunt/internal/pool"
+)
+
+// Status is what /statusz.json shows.
+type Status struct {
+	Version string       `json:"version"`
+	Now     time.Time    `json:"now"`
+	Ready   bool         `json:"ready"`
+	Why     string       `json:"why,omitempty"`
+	Waiting int          `json:"waiting_requests"`
+	Pools   []PoolStatus `json:"pools"`
+}
+
+// PoolStatus is one pool.
+type PoolStatus struct {
+	Name     string `json:"name"`
+	Snapshot uint64 `json:"snapshot"`
+	// AgeSeconds is the snapshot's age.
+	AgeSeconds float64 `json:"age_seconds"`
+	// Complete is false until every source has delivered a full set.
+	Complete bool `json:"complete"`
+	// Fresh is false while a source has only its last good set.
+	Fresh bool `json:"fresh"`
+	// Configs is the number of live configurations that refer to the pool;
+	// Conflict is true if an older one of them defines it differently.
+	Configs   int              `json:"configs"`
+	Conflict  bool             `json:"conflict,omitempty"`
+	Models    []string         `json:"models"`
+	Endpoints []EndpointStatus `json:"endpoints"`
+}
+
+// EndpointStatus is one endpoint. Metrics that are absent or stale are null.
+type EndpointStatus struct {
+	Endpoint string   `json:"endpoint"`
+	Pod      string   `json:"pod,omitempty"`
+	Model    string   `json:"model,omitempty"`
+	Models   []string `json:"models,omitempty"`
+	Engine   string   `json:"engine"`
+	Source   string   `json:"source"`
+	// State is ready, not-ready, set-aside, prefill-only or unknown (not probed
+	// yet).
+	State      string   `json:"state"`
+	Why        string   `json:"why,omitempty"`
+	InFlight   int64    `json:"in_flight"`
+	Picks      uint64   `json:"picks"`
+	Running    *float64 `json:"num_requests_running"`
+	Waiting    *float64 `json:"num_requests_waiting"`
+	KV         *float64 `json:"kv_cache_usage_perc"`
+	AgeSeconds *float64 `json:"metrics_age_seconds"`
+}
+
+// Status describes the process at this moment. Any goroutine may call it.
+func (rt *Runtime) Status() Status {
+	waiting, _, _ := rt.room.Waiting()
+	why := rt.notReady()
+	st := Status{Version: Version, Now: rt.now(), Ready: why == "", Why: why, Waiting: waiting, Pools: []PoolStatus{}}
+	for _, p := range rt.poolList() {
+		st.Pools = append(st.Pools, rt.poolStatus(p, st.Now))
+	}
+	return st
+}
+
+func (rt *Runtime) poolStatus(p *Pool, now time.Time) PoolStatus {
+	s := p.holder.Load()
+	configs, conflict := rt.users(p)
+	st := PoolStatus{
+		Name: p.name, Snapshot: s.Seq, AgeSeconds: now.Sub(s.Built).Seconds(), Complete: s.Complete, Fresh: s.Fresh,
+		Configs: configs, Conflict: conflict, Models: s.ModelNames(), Endpoints: []EndpointStatus{},
+	}
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		read := func(m pool.Metric) *float64 {
+			if v, ok := s.Readings(m, now).At(int32(i)); ok {
+				return &v
+			}
+			return nil
+		}
+		es := EndpointStatus{
+			Endpoint: e.Key, Pod: e.Pod, Model: e.Model, Models: e.Models, Engine: e.Engine.String(), Source: e.Source,
+			State: stateOf(e), Why: e.Why, InFlight: e.Live.InFlight(), Picks: e.Live.Picks(),
+			Running: read(pool.NumRequestsRunning), Waiting: read(pool.NumRequestsWaiting), KV: read(pool.KVCacheUsagePerc),
+		}
+		if e.Metrics != nil {
+			age := now.Sub(e.Metrics.Taken).Seconds()
+			es.AgeSeconds = &age
+		}
+		st.Endpoints = append(st.Endpoints, es)
+	}
+	return st
+}
+
+func stateOf(e *pool.Endpoint) string {
+	switch {
+	case e.PrefillOnly:
+		return "prefill-only"
+	case e.Passed:
+		return "set-aside"
+	case e.Ready:
+		return "ready"
+	case !e.Judged:
+		return "unknown"
+	default:
+		return "not-ready"
+	}
+}
