@@ -150,7 +150,7 @@ func (p *parser) line(b []byte) {
 	if !p.sniffed {
 		p.sniffed, p.firstByte = true, b[0]
 	}
-	if !p.table.first[b[0]] {
+	if !p.table.maybe(b) {
 		return
 	}
 	if m := len(p.missed); m > 0 && len(b) > m && !nameByte[b[m]] && bytes.Equal(b[:m], p.missed) {

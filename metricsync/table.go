@@ -41,7 +41,10 @@ type table struct {
 	sleepFamily string
 
 	families map[string]family
-	first    [256]bool // bytes that a wanted name begins with
+	// prefix is what all wanted names begin with, and next holds the pairs of
+	// bytes that follow it in one: they tell nearly all other names apart.
+	prefix string
+	next   [1 << 16]bool
 }
 
 // family is what a sample's name leads to.
@@ -123,7 +126,6 @@ func (t *table) index() {
 	t.families = make(map[string]family)
 	add := func(name string, f family) {
 		t.families[name] = f
-		t.first[name[0]] = true
 	}
 	n := 0
 	for _, r := range t.rows {
@@ -138,6 +140,29 @@ func (t *table) index() {
 	if t.sleepFamily != "" {
 		add(t.sleepFamily, family{kind: sleepState})
 	}
+
+	for name := range t.families {
+		t.prefix = name
+		break
+	}
+	for name := range t.families {
+		n := 0
+		// Two bytes of each name are left for next.
+		for n < len(t.prefix) && n < len(name)-2 && t.prefix[n] == name[n] {
+			n++
+		}
+		t.prefix = t.prefix[:n]
+	}
+	for name := range t.families {
+		n := len(t.prefix)
+		t.next[int(name[n])<<8|int(name[n+1])] = true
+	}
+}
+
+// maybe is false for nearly all lines that begin with no wanted name.
+func (t *table) maybe(line []byte) bool {
+	n := len(t.prefix)
+	return len(line) >= n+2 && t.next[int(line[n])<<8|int(line[n+1])] && string(line[:n]) == t.prefix
 }
 
 // size is the number of accumulators.

@@ -96,18 +96,19 @@ func (w *writerState) dueBy(t time.Time) {
 
 // open takes in what callers handed over.
 func (s *Syncer) open(m mail, now time.Time) {
+	cfg := s.cfg.Load()
 	if m.cfg != nil {
-		s.cfg.Store(m.cfg)
+		cfg = m.cfg
+		s.cfg.Store(cfg)
+		for name := range s.sets {
+			if !slices.Contains(cfg.Sources, name) {
+				delete(s.sets, name)
+			}
+		}
 	}
 	for name, set := range m.sets {
 		set.delivered = set.delivered || s.sets[name].delivered
 		s.sets[name] = set
-	}
-	cfg := s.cfg.Load()
-	for name := range s.sets {
-		if !slices.Contains(cfg.Sources, name) {
-			delete(s.sets, name)
-		}
 	}
 	targets, complete, fresh := merge(cfg.Sources, s.sets)
 	if fresh != s.fresh && s.published != (time.Time{}) {
