@@ -109,7 +109,6 @@ func (m *machine) begin(p []byte, i int, id uint8, kind Kind) {
 			}
 		default: // of duplicates the last counts, as in the engines
 			m.reqKind[r] = kind
-			m.reqEmpty &^= 1 << r
 			if kind&(KindString|KindObject|KindArray) != 0 {
 				m.reqEmpty |= 1 << r
 			}

@@ -27,6 +27,10 @@ func watch(sse bool, chunks ...[]byte) seen {
 	return seen{u, r.Events(), r.ContentEvents(), r.Failed(), r.Done()}
 }
 
+const chatStream = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}],\"usage\":null}\n\n" +
+	"data: {\"choices\":[{\"delta\":{\"content\":\"Hel\"}}]}\n\n: ping\n\ndata: {\"choices\":[{\"delta\":{\"reasoning_content\":\"lo\"}}]}\n\n" +
+	"data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":0}]}}]}\n\ndata: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"total_tokens\":5,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n"
+
 var usageTests = []struct {
 	name string
 	sse  bool
@@ -47,9 +51,7 @@ var usageTests = []struct {
 	{"error", false, `{"error":{"message":"no","code":400}}`, seen{u: Usage{-1, -1, -1, -1}, failed: true}},
 	{"no error", false, `{"error":null,"usage":{"prompt_tokens":1}}`, seen{u: Usage{1, -1, -1, -1}}},
 	{"text", false, `[EREQUEST]no such model`, seen{u: Usage{-1, -1, -1, -1}}},
-	{"chat stream", true, "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}],\"usage\":null}\n\n" +
-		"data: {\"choices\":[{\"delta\":{\"content\":\"Hel\"}}]}\n\n: ping\n\ndata: {\"choices\":[{\"delta\":{\"reasoning_content\":\"lo\"}}]}\n\n" +
-		"data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":0}]}}]}\n\ndata: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"total_tokens\":5,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n",
+	{"chat stream", true, chatStream,
 		seen{u: Usage{3, 2, -1, 5}, events: 5, content: 3, done: true}},
 	{"usage on every chunk, CRLF, the last wins", true, "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":{\"prompt_tokens\":3,\"total_tokens\":4,\"completion_tokens\":1}}\r\n\r\n" +
 		"data:{\"choices\":[{\"text\":\"b\"}],\"usage\":{\"prompt_tokens\":3,\"total_tokens\":5,\"completion_tokens\":2}}\r\n\r\ndata: [DONE]\r\n\r\n",
@@ -63,6 +65,8 @@ var usageTests = []struct {
 		"event: response.completed\ndata: {\"response\":{\"usage\":{\"input_tokens\":2,\"output_tokens\":3,\"total_tokens\":5}}}\n\n",
 		seen{u: Usage{2, 3, -1, 5}, events: 2, content: 1}},
 	{"data in several lines", true, "data: {\"usage\":\ndata: {\"prompt_tokens\":3}\ndata: }\n\n", seen{u: Usage{3, -1, -1, -1}, events: 1}},
+	{"data in several lines with CRLF", true, "data: {\"usage\":\r\ndata: {\"prompt_tokens\":3}\r\ndata: }\r\n\r\n", seen{u: Usage{3, -1, -1, -1}, events: 1}},
+	{"a line feed joins data lines", true, "data: {\"usage\":{\"prompt_tokens\":1\ndata: 2}}\n\n", seen{u: Usage{-1, -1, -1, -1}, events: 1}},
 	{"one line feed between events", true, "data: {\"usage\":{\"prompt_tokens\":3}}\ndata: {\"usage\":{\"prompt_tokens\":4}}\ndata: [DONE]\n", seen{u: Usage{4, -1, -1, -1}, events: 2, done: true}},
 	{"no end of line", true, "data: {\"usage\":{\"prompt_tokens\":3}}", seen{u: Usage{3, -1, -1, -1}, events: 1}},
 	{"cut event", true, "data: {\"usage\":{\"prompt_tokens\":3}", seen{u: Usage{-1, -1, -1, -1}, events: 1}},
@@ -133,7 +137,7 @@ func TestReaderFirstContent(t *testing.T) {
 }
 
 func TestReaderAllocations(t *testing.T) {
-	body := []byte(usageTests[12].body)
+	body := []byte(chatStream)
 	r := new(Reader)
 	if n := testing.AllocsPerRun(100, func() {
 		r.Reset(true)
