@@ -261,6 +261,8 @@ func TestChoices(t *testing.T) {
 	equal("downstream trailers", hcm.GetHttpProtocolOptions().GetEnableTrailers(), true)
 	equal("max_concurrent_streams", hcm.GetHttp2ProtocolOptions().GetMaxConcurrentStreams().GetValue(), uint32(4096))
 	equal("use_remote_address", hcm.GetUseRemoteAddress().GetValue(), true)
+	// Without a range Envoy trusts the private networks.
+	equal("internal ranges", len(hcm.GetInternalAddressConfig().GetCidrRanges()), 1)
 	equal("normalize_path", hcm.GetNormalizePath().GetValue(), true)
 	equal("underscores", hcm.GetCommonHttpProtocolOptions().GetHeadersWithUnderscoresAction().String(), "REJECT_REQUEST")
 	equal("stream_error_on_invalid_http_message", hcm.GetStreamErrorOnInvalidHttpMessage().GetValue(), true)

@@ -14,6 +14,8 @@ import (
 	reflectschema "github.com/invopop/jsonschema"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/shuntproxy/shunt/scorer"
 )
 
 const schemaFile = "../../docs/config.schema.json"
@@ -88,12 +90,12 @@ func addDefaults(t *testing.T, schema *reflectschema.Schema, typ reflect.Type) {
 			t.Errorf("%s.%s has no description in the schema", typ.Name(), field.Name)
 		}
 		if field.Name == "Policy" {
-			for _, name := range policyNames() {
+			for _, name := range scorer.Names() {
 				property.Enum = append(property.Enum, name)
 			}
 		}
 		if field.Name == "AllowedPolicies" {
-			for _, name := range policyNames() {
+			for _, name := range scorer.Names() {
 				property.Items.Enum = append(property.Items.Enum, name)
 			}
 		}

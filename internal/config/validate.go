@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shuntproxy/shunt/internal/pool"
+	"github.com/shuntproxy/shunt/scorer"
 )
 
 // checker collects the problems of one document. It is silent about values that
@@ -77,13 +78,8 @@ func validateRoute(route *Route, dec *decoder) Problems {
 	return c.problems
 }
 
-// policyNames are the valid policies.
-func policyNames() []string {
-	return []string{"random", "least-request", "least-kv-cache"}
-}
-
 func (c *checker) policy(path, name string) {
-	c.oneOf(path, "policy", name, policyNames())
+	c.oneOf(path, "policy", name, scorer.Names())
 }
 
 func (c *checker) oneOf(path, what, value string, valid []string) {
