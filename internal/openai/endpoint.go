@@ -1,6 +1,9 @@
 package openai
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Rules say what is read from a request body: which fields must be there, and where the routing text is.
 type Rules struct {
@@ -124,8 +127,8 @@ var scoreRules = rules([]requirement{
 	at("items", need(1, plain)),
 	at("documents", instead(1, plain)), at("text_2", instead(1, plain)), at("data_2", instead(1, plain)))
 
-// Endpoints is the table, which must not be changed. Multipart endpoints are not in it: their bodies are not JSON.
-var Endpoints = []Endpoint{
+// endpoints is the table; nothing writes to it. Multipart endpoints are not in it: their bodies are not JSON.
+var endpoints = []Endpoint{
 	{Name: "chat/completions", Path: "/v1/chat/completions", Rules: chatRules, Streams: true, Usage: true},
 	{Name: "completions", Path: "/v1/completions", Rules: completionRules, Streams: true, Usage: true},
 	{Name: "responses", Path: "/v1/responses", Rules: responseRules, Streams: true, Usage: true},
@@ -150,10 +153,13 @@ var Endpoints = []Endpoint{
 	{Name: "systemone", Path: "/v1/systemone", Rules: systemOneRules, Usage: true},
 }
 
+// Endpoints returns a copy of the table.
+func Endpoints() []Endpoint { return slices.Clone(endpoints) }
+
 var byPath = func() map[string]*Endpoint {
-	m := make(map[string]*Endpoint, len(Endpoints))
-	for i := range Endpoints {
-		m[Endpoints[i].Path] = &Endpoints[i]
+	m := make(map[string]*Endpoint, len(endpoints))
+	for i := range endpoints {
+		m[endpoints[i].Path] = &endpoints[i]
 	}
 	return m
 }()

@@ -53,9 +53,9 @@ func cut(r *rand.Rand, body []byte, n int) [][]byte {
 }
 
 func endpoint(name string) *Endpoint {
-	for i := range Endpoints {
-		if Endpoints[i].Name == name {
-			return &Endpoints[i]
+	for i := range endpoints {
+		if endpoints[i].Name == name {
+			return &endpoints[i]
 		}
 	}
 	panic("no endpoint " + name)

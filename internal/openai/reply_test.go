@@ -95,7 +95,7 @@ func TestLookup(t *testing.T) {
 // TestPrograms checks what the machine takes for granted about the compiled table.
 func TestPrograms(t *testing.T) {
 	progs := map[string][]node{"response": responseProg}
-	for _, e := range Endpoints {
+	for _, e := range endpoints {
 		progs[e.Name] = e.Rules.prog
 		if len(e.Rules.reqs) > maxReqs {
 			t.Errorf("%s: %d requirements", e.Name, len(e.Rules.reqs))
