@@ -20,6 +20,8 @@ import (
 	"github.com/shuntproxy/shunt/internal/pool"
 )
 
+var testTables = newTables()
+
 var readings = []pool.Metric{pool.NumRequestsRunning, pool.NumRequestsWaiting, pool.KVCacheUsagePerc}
 
 // engineOf tells the engine of a sample by its name.
@@ -35,7 +37,7 @@ func engineOf(t testing.TB, path string) pool.Engine {
 
 func parsePage(t testing.TB, e pool.Engine, text string) page {
 	t.Helper()
-	out, n, err := new(parser).parse(newTables().of(e), strings.NewReader(text), math.MaxInt64, "")
+	out, n, err := new(parser).parse(testTables.of(e), strings.NewReader(text), math.MaxInt64, "")
 	if err != nil || n != int64(len(text)) {
 		t.Fatalf("read %d of %d bytes, %v", n, len(text), err)
 	}
@@ -162,7 +164,7 @@ func oracle(e pool.Engine, text string) (m *pool.Metrics, ok bool) {
 	if err != nil {
 		return nil, false
 	}
-	t := newTables().of(e)
+	t := testTables.of(e)
 	m = &pool.Metrics{}
 	for _, r := range t.rows {
 		for _, name := range r.names {

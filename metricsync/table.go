@@ -44,7 +44,7 @@ type table struct {
 	// prefix is what all wanted names begin with, and next holds the pairs of
 	// bytes that follow it in one: they tell nearly all other names apart.
 	prefix string
-	next   [1 << 16]bool
+	next   [1 << 16 / 64]uint64 // a set of bits
 }
 
 // family is what a sample's name leads to.
@@ -155,14 +155,19 @@ func (t *table) index() {
 	}
 	for name := range t.families {
 		n := len(t.prefix)
-		t.next[int(name[n])<<8|int(name[n+1])] = true
+		pair := uint16(name[n])<<8 | uint16(name[n+1])
+		t.next[pair/64] |= 1 << (pair % 64)
 	}
 }
 
 // maybe is false for nearly all lines that begin with no wanted name.
 func (t *table) maybe(line []byte) bool {
 	n := len(t.prefix)
-	return len(line) >= n+2 && t.next[int(line[n])<<8|int(line[n+1])] && string(line[:n]) == t.prefix
+	if len(line) < n+2 {
+		return false
+	}
+	pair := uint16(line[n])<<8 | uint16(line[n+1])
+	return t.next[pair/64]&(1<<(pair%64)) != 0 && string(line[:n]) == t.prefix
 }
 
 // size is the number of accumulators.

@@ -1,0 +1,194 @@
+package metricsync
+
+import (
+	"compress/gzip"
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shuntproxy/shunt/internal/pool"
+)
+
+const goodPage = "vllm:num_requests_running 1\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5\n"
+
+// serve starts an HTTP server on loopback.
+func serve(t testing.TB, h http.HandlerFunc) netip.AddrPort {
+	t.Helper()
+	srv := httptest.NewServer(h)
+	t.Cleanup(srv.Close)
+	return netip.MustParseAddrPort(srv.Listener.Addr().String())
+}
+
+// refused returns an address where nothing listens.
+func refused(t testing.TB) netip.AddrPort {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return netip.MustParseAddrPort(l.Addr().String())
+}
+
+func testClient(t testing.TB) *http.Client {
+	c, tr := newClient((&net.Dialer{}).DialContext)
+	t.Cleanup(tr.CloseIdleConnections)
+	return c
+}
+
+func TestFetchPage(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		engine   pool.Engine
+		handler  http.HandlerFunc
+		reason   Reason
+		says     string
+		answered bool
+	}{
+		{"good", pool.EngineVLLM, func(w http.ResponseWriter, r *http.Request) {
+			if a := r.Header.Get("Accept"); a != "text/plain;version=0.0.4" || r.Header.Get("Accept-Encoding") != "" {
+				w.WriteHeader(http.StatusNotAcceptable)
+			}
+			_, _ = w.Write([]byte(goodPage))
+		}, ScrapeOK, "", true},
+		{"gzip all the same", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			z := gzip.NewWriter(w)
+			_, _ = z.Write([]byte(goodPage))
+			_ = z.Close()
+		}, ScrapeOK, "", true},
+		{"bad gzip", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			_, _ = w.Write([]byte(goodPage))
+		}, ScrapeFormat, "gzip", true},
+		{"redirect", pool.EngineVLLM, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/metrics" {
+				http.Redirect(w, r, "/metrics/", http.StatusTemporaryRedirect)
+				return
+			}
+			_, _ = w.Write([]byte(goodPage))
+		}, ScrapeOK, "", true},
+		{"two redirects", pool.EngineVLLM, func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, r.URL.Path+"/", http.StatusTemporaryRedirect)
+		}, ScrapeRedirect, "redirected", true},
+		{"redirect elsewhere", pool.EngineVLLM, func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://127.0.0.2:1/metrics", http.StatusTemporaryRedirect)
+		}, ScrapeRedirect, "redirected", true},
+		{"not found", pool.EngineSGLang, http.NotFound, ScrapeStatus, "/metrics answers 404; start SGLang with --enable-metrics", true},
+		{"unavailable", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }, ScrapeStatus, "/metrics answers 503", true},
+		{"empty", pool.EngineVLLM, func(http.ResponseWriter, *http.Request) {}, ScrapeEmpty, "none of the engine's metrics (0 bytes)", true},
+		{"other metrics", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("a 1\n")) }, ScrapeEmpty, "(4 bytes)", true},
+		{"JSON", pool.EngineTRTLLM, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(" []")) }, ScrapeFormat, "return_perf_metrics", true},
+		{"too large", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte(goodPage + strings.Repeat("x", 2000)))
+		}, ScrapeTooLarge, "larger than maxBytes", true},
+		{"cut off", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "1000")
+			_, _ = w.Write([]byte(goodPage))
+		}, ScrapeRead, "EOF", true},
+		{"hangs", pool.EngineVLLM, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, ScrapeTimeout, "deadline", false},
+		{"hangs within", pool.EngineVLLM, func(w http.ResponseWriter, r *http.Request) {
+			_, _ = w.Write([]byte(goodPage))
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		}, ScrapeTimeout, "deadline", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			addr := serve(t, c.handler)
+			timeout := 20 * time.Second
+			if c.reason == ScrapeTimeout {
+				timeout = 100 * time.Millisecond
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			defer cancel()
+			table := newTables().of(c.engine)
+			got := fetchPage(ctx, testClient(t), addr, table.paths[0], table, new(parser), 1000, "")
+			if got.reason != c.reason || got.answered != c.answered {
+				t.Fatalf("got %v, %v, answered %v", got.reason, got.err, got.answered)
+			}
+			if c.reason == ScrapeOK {
+				if show(&got.page.metrics) != "1 2 0.5" || got.err != nil || got.page.metrics.Taken.IsZero() || got.bytes != int64(len(goodPage)) {
+					t.Errorf("got %+v", got)
+				}
+				return
+			}
+			if !got.page.metrics.Empty() || got.err == nil || !strings.Contains(got.err.Error(), c.says) {
+				t.Errorf("got %v, want %q in it; metrics %s", got.err, c.says, show(&got.page.metrics))
+			}
+		})
+	}
+	table := newTables().of(pool.EngineVLLM)
+	if got := fetchPage(t.Context(), testClient(t), refused(t), "/metrics", table, new(parser), 1000, ""); got.reason != ScrapeConnect || got.answered {
+		t.Errorf("refused: %v, %v", got.reason, got.err)
+	}
+}
+
+func TestProbe(t *testing.T) {
+	addr := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/health" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	})
+	dial := (&net.Dialer{}).DialContext
+	for _, c := range []struct {
+		addr netip.AddrPort
+		path string
+		ok   bool
+	}{{addr, "", true}, {addr, "/health", true}, {addr, "/dead", false}, {refused(t), "", false}, {refused(t), "/health", false}} {
+		if err := probe(t.Context(), testClient(t), dial, c.addr, c.path); (err == nil) != c.ok {
+			t.Errorf("%s %q: %v", c.addr, c.path, err)
+		}
+	}
+}
+
+func TestFetchModels(t *testing.T) {
+	for _, c := range []struct {
+		status int
+		body   string
+		want   []string
+		none   bool
+		says   string
+	}{
+		{200, `{"object":"list","data":[{"id":"a","object":"model"},{"id":"b","parent":"a"},{"id":""}]}`, []string{"a", "b"}, false, ""},
+		{200, `{"data":[]}`, nil, false, ""},
+		{401, `{"error":"Unauthorized"}`, nil, true, ""},
+		{403, ``, nil, true, ""},
+		{404, ``, nil, true, ""},
+		{503, ``, nil, false, "/v1/models answers 503"},
+		{200, `{"models":[]}`, nil, false, "no data"},
+		{200, `{"data":null}`, nil, false, "no data"},
+		{200, `<html>`, nil, false, "not a model list"},
+		{200, `{"data":"` + strings.Repeat("x", listLimit) + `"}`, nil, false, "larger than"},
+	} {
+		addr := serve(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/v1/models" {
+				t.Errorf("asked for %s", r.URL.Path)
+			}
+			w.WriteHeader(c.status)
+			_, _ = w.Write([]byte(c.body))
+		})
+		got, err := fetchModels(t.Context(), testClient(t), addr)
+		if !slices.Equal(got.ids, c.want) || got.none != c.none || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%d %.40s: %+v, %v", c.status, c.body, got, err)
+		}
+	}
+}
+
+func TestReasonsHaveNames(t *testing.T) {
+	seen := map[string]bool{}
+	for _, r := range Reasons() {
+		if r.String() == "" || r.String() == "unknown" || seen[r.String()] {
+			t.Errorf("reason %d is %q", r, r)
+		}
+		seen[r.String()] = true
+	}
+	if numReasons.String() != "unknown" {
+		t.Error("no reason has a name")
+	}
+}
