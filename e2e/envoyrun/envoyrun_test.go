@@ -252,7 +252,7 @@ func TestEnvoyDiesWithItsParent(t *testing.T) {
 		t.Fatal(err)
 	}
 	parent := exec.Command(exe)
-	parent.Env = append(os.Environ(), role+"=parent")
+	parent.Env = append(os.Environ(), role+"=parent", "TMPDIR="+t.TempDir()) // it can't remove its scratch folder
 	out, err := parent.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
