@@ -1,0 +1,186 @@
+package metricsync
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shuntproxy/shunt/internal/pool"
+)
+
+// patience is how long a test waits for what must come.
+const patience = 30 * time.Second
+
+// await waits for a snapshot that is as wanted.
+func await(t testing.TB, published <-chan *pool.Snapshot, what string, ok func(*pool.Snapshot) bool) {
+	t.Helper()
+	end := time.After(patience)
+	for {
+		select {
+		case s := <-published:
+			if ok(s) {
+				return
+			}
+		case <-end:
+			t.Fatalf("no snapshot with %s", what)
+		}
+	}
+}
+
+// watched returns a Syncer and its snapshots, the newest ones where the test
+// is slow to read.
+func watched(t testing.TB, h *pool.Holder, cfg Config) (*Syncer, <-chan *pool.Snapshot) {
+	published := make(chan *pool.Snapshot, 1)
+	cfg.Sources = []string{"static"}
+	s := New(Options{Name: "p", Holder: h, OnPublish: func(s *pool.Snapshot) {
+		for {
+			select {
+			case published <- s:
+				return
+			default:
+			}
+			select {
+			case <-published:
+			default:
+			}
+		}
+	}}, cfg)
+	t.Cleanup(s.Stop)
+	return s, published
+}
+
+func TestOverRealSockets(t *testing.T) {
+	page := func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/models" {
+			_, _ = w.Write([]byte(`{"data":[{"id":"m"}]}`))
+			return
+		}
+		_, _ = w.Write([]byte(goodPage))
+	}
+	const n = 4
+	var targets []pool.Target
+	var servers []*httptest.Server
+	for range n {
+		srv := httptest.NewServer(http.HandlerFunc(page))
+		t.Cleanup(srv.Close)
+		servers = append(servers, srv)
+		targets = append(targets, target(t, srv.Listener.Addr().String()))
+	}
+	h := pool.NewHolder()
+	s, published := watched(t, h, Config{Interval: minInterval, Discover: true})
+	s.SetTargets("static", targets, Complete)
+	s.Start()
+	await(t, published, "all ready, listed and read", func(s *pool.Snapshot) bool {
+		c := s.ForModel("m")
+		if c == nil || len(c.Index) != n || s.Uncertain {
+			return false
+		}
+		for i := range c.Index {
+			if v, ok := s.Readings(pool.NumRequestsWaiting, s.Built).At(int32(i)); !ok || v != 2 {
+				return false
+			}
+		}
+		return true
+	})
+	gone := servers[0].Listener.Addr().String()
+	servers[0].Close()
+	await(t, published, "one not ready", func(s *pool.Snapshot) bool {
+		return len(s.ForModel("m").Index) == n-1 && !s.ByKey(gone).Ready
+	})
+}
+
+// TestChurn changes the set all the time while readers look at it.
+func TestChurn(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(goodPage)) }))
+	t.Cleanup(srv.Close)
+	stays := target(t, srv.Listener.Addr().String())
+	h := pool.NewHolder()
+	s, published := watched(t, h, Config{Interval: minInterval})
+	s.SetTargets("static", []pool.Target{stays}, Complete)
+	s.Start()
+	live := h.Load().ByKey(stays.Addr.String()).Live
+	live.Reserve()
+
+	stop := make(chan struct{})
+	var readers sync.WaitGroup
+	for range 2 {
+		readers.Go(func() {
+			var last uint64
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				snap := h.Load()
+				if e := snap.ByKey(stays.Addr.String()); e == nil || e.Live != live || snap.Seq < last {
+					t.Errorf("lost the endpoint that stays, or went back from %d to %d", last, snap.Seq)
+					return
+				}
+				last = snap.Seq
+				s.ModelMissing("x")
+				h.Report(pool.Fault{Live: live, Kind: pool.FaultConnect})
+				for range s.Endpoints {
+				}
+				_ = s.Stats()
+			}
+		})
+	}
+	dead := refused(t).Port()
+	for round := range 300 {
+		set := []pool.Target{stays}
+		set[0].Model = fmt.Sprint("m", round%3)
+		for i := range 10 {
+			other := stays
+			other.Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 1, byte(1 + (round+i)%20)}), dead)
+			other.MetricPort, other.Model = dead, "m"
+			set = append(set, other)
+		}
+		s.SetTargets("static", set, Complete)
+		if round%50 == 0 {
+			s.Apply(Config{Interval: minInterval + time.Duration(round), Sources: []string{"static"}})
+			await(t, published, "another round", func(s *pool.Snapshot) bool { return len(s.Endpoints) == 11 })
+		}
+	}
+	close(stop)
+	readers.Wait()
+	s.SetTargets("static", []pool.Target{stays}, Complete)
+	await(t, published, "only the one that stays, ready", func(s *pool.Snapshot) bool {
+		return len(s.Endpoints) == 1 && s.Endpoints[0].Ready && s.Endpoints[0].Live.InFlight() == 1
+	})
+}
+
+// BenchmarkSync is the cost of one scrape of a whole pool: request, page,
+// event, snapshots. The server's half of it runs in this process too.
+func BenchmarkSync(b *testing.B) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(goodPage)) }))
+	defer srv.Close()
+	const n = 200
+	port := netip.MustParseAddrPort(srv.Listener.Addr().String()).Port()
+	one := target(b, srv.Listener.Addr().String())
+	h := pool.NewHolder()
+	s, published := watched(b, h, Config{Interval: minInterval, Timeout: 10 * time.Second})
+	var set []pool.Target
+	for i := range n {
+		// All of 127.0.0.0/8 is loopback, but the server listens on one
+		// address of it: only its own answers, the others are refused.
+		if i == 0 {
+			set = append(set, one)
+			continue
+		}
+		other := one
+		other.Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 2, byte(i)}), port)
+		set = append(set, other)
+	}
+	s.SetTargets("static", set, Complete)
+	s.Start()
+	await(b, published, "all judged", func(s *pool.Snapshot) bool { return s.Judged })
+	b.ReportAllocs()
+	for b.Loop() {
+		<-published
+	}
+}
