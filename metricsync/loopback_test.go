@@ -1,11 +1,16 @@
 package metricsync
 
 import (
+	"bytes"
+	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -154,33 +159,75 @@ func TestChurn(t *testing.T) {
 	})
 }
 
-// BenchmarkSync is the cost of one scrape of a whole pool: request, page,
-// event, snapshots. The server's half of it runs in this process too.
+// BenchmarkSync is one round of scrapes of 1,000 endpoints, one a second each.
+// cpu-us/scrape is the whole process: our half, and a server that answers the
+// sample of vLLM with canned bytes.
 func BenchmarkSync(b *testing.B) {
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(goodPage)) }))
-	defer srv.Close()
-	const n = 200
-	port := netip.MustParseAddrPort(srv.Listener.Addr().String()).Port()
-	one := target(b, srv.Listener.Addr().String())
-	h := pool.NewHolder()
-	s, published := watched(b, h, Config{Interval: minInterval, Timeout: 10 * time.Second})
+	const n = 1000
+	body, err := os.ReadFile("testdata/vllm_v1.prom")
+	if err != nil {
+		b.Fatal(err)
+	}
+	answer := append([]byte(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", len(body))), body...)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				buf := make([]byte, 4096)
+				for {
+					if k, err := c.Read(buf); err != nil || !bytes.HasSuffix(buf[:k], []byte("\r\n\r\n")) {
+						return
+					}
+					if _, err := c.Write(answer); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	s := New(Options{Name: "p", Holder: pool.NewHolder(), Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, l.Addr().String())
+	}}, Config{Sources: []string{"static"}, Timeout: 10 * time.Second})
+	defer s.Stop()
 	var set []pool.Target
 	for i := range n {
-		// All of 127.0.0.0/8 is loopback, but the server listens on one
-		// address of it: only its own answers, the others are refused.
-		if i == 0 {
-			set = append(set, one)
-			continue
-		}
-		other := one
-		other.Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 2, byte(i)}), port)
-		set = append(set, other)
+		set = append(set, target(b, fmt.Sprintf("10.0.%d.%d:8000", i/250, 1+i%250)))
 	}
 	s.SetTargets("static", set, Complete)
 	s.Start()
-	await(b, published, "all judged", func(s *pool.Snapshot) bool { return s.Judged })
+	round := func() {
+		for end := s.Stats().Scrapes[ScrapeOK] + n; s.Stats().Scrapes[ScrapeOK] < end; {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	round() // connects
+	before, publish := cpu(b), s.Stats()
+	rounds := 0
 	b.ReportAllocs()
 	for b.Loop() {
-		<-published
+		round()
+		rounds++
 	}
+	after := s.Stats()
+	b.ReportMetric(float64((cpu(b)-before).Microseconds())/float64(after.Scrapes[ScrapeOK]-publish.Scrapes[ScrapeOK]), "cpu-us/scrape")
+	b.ReportMetric((after.PublishSeconds-publish.PublishSeconds)/b.Elapsed().Seconds(), "publish-cores")
+	b.ReportMetric(float64(after.Published-publish.Published)/b.Elapsed().Seconds(), "snapshots/s")
+}
+
+// cpu is what the process used so far.
+func cpu(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -26,10 +26,10 @@ const (
 
 	// publishGap is the least time between two snapshots under load. Where
 	// building one takes long the gap grows to gapPerCost times that, which
-	// bounds the writer's share of a core to 5 %, but not over maxPublishGap.
+	// bounds the writer's share of a core to 2 %, but not over maxPublishGap.
 	publishGap    = 10 * time.Millisecond
-	gapPerCost    = 20
-	maxPublishGap = 50 * time.Millisecond
+	gapPerCost    = 50
+	maxPublishGap = 100 * time.Millisecond
 	// missingGap is how often ModelMissing may ask the endpoints.
 	missingGap = 5 * time.Second
 	// eventQueue lets loops go on while the writer publishes.

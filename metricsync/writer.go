@@ -449,8 +449,8 @@ func (e *endpoint) view(cfg *Config) pool.Endpoint {
 	asked := e.target.Model != "" || !cfg.Discover || e.listedOnce
 	out := pool.Endpoint{
 		Target: e.target, Live: e.live, Metrics: e.metrics, Models: e.models,
-		// One that has to be asked first is judged when it was, or a first
-		// request would be told that its model does not exist.
+		// One that has to be asked first is judged when it was: until then the
+		// requests of a cold start wait for what it serves.
 		Judged: e.readiness.Judged() && (asked || !ready),
 		Ready:  ready, Why: why,
 		AnyModel: e.target.Model == "" && (!cfg.Discover || e.listedNone),
