@@ -36,7 +36,8 @@ func (rt *Runtime) listen(name, address string, handler http.Handler) *listener 
 	return l
 }
 
-// stop closes the listener and its connections and waits.
+// stop closes the listener and its connections and waits, but not for handlers:
+// they may be waiting for a lock that the caller holds.
 func (l *listener) stop() {
 	l.cancel()
 	l.done.Wait()
@@ -81,7 +82,7 @@ func listenOn(network, addr string) (net.Listener, error) {
 	if err == nil || network != "unix" {
 		return ln, err
 	}
-	if c, dialErr := net.Dial(network, addr); dialErr == nil {
+	if c, dialErr := net.DialTimeout(network, addr, listenRetry); dialErr == nil {
 		_ = c.Close()
 		return nil, err
 	}

@@ -149,6 +149,7 @@ func (c endpointCollector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
+	defer c.runtime.contain("metrics") // the registry calls it in goroutines of its own
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}

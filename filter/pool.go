@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shuntproxy/shunt/internal/config"
@@ -27,13 +28,16 @@ type Pool struct {
 	queue    *flowcontrol.Queue
 	counters *poolCounters
 
+	// judged becomes true, for good, once every endpoint of the first full sets
+	// has answered or failed: an endpoint that joins later unreadies nobody.
+	judged atomic.Bool
+
 	// protected by Runtime.mu
 	users   int         // generations that refer to it
 	def     config.Pool // the newest definition
 	scrape  metricsync.Config
 	owner   *Generation // whose definition it is
 	sources []*runningSource
-	static  *config.Pool
 }
 
 // runningSource is a discovery source and the goroutine it runs in.
@@ -78,6 +82,9 @@ func (rt *Runtime) newPool(name string) *Pool {
 
 // published lets requests look again that wait for the pool's start.
 func (p *Pool) published(s *pool.Snapshot) {
+	if s.Complete && s.Judged {
+		p.judged.Store(true)
+	}
 	if s.Complete && (s.Judged || len(s.All().Index) > 0) {
 		p.queue.Grant(p.queue.Len())
 	}
@@ -194,8 +201,8 @@ func (p *Pool) stop() {
 
 // conflictLocked reports whether an older live configuration defines the pool
 // in another way.
-func (p *Pool) conflictLocked() bool {
-	for g := range p.owner.runtime.live {
+func (rt *Runtime) conflictLocked(p *Pool) bool {
+	for g := range rt.live {
 		if set := g.settings.Load(); set.pools[p.name] == p {
 			if def, ok := set.cfg.Pools.Lookup(p.name); ok && !reflect.DeepEqual(*def, p.def) {
 				return true
@@ -270,27 +277,45 @@ func (rt *Runtime) reload(gen *Generation, path, last string) (failed string) {
 	if err == nil && last == "" && reflect.DeepEqual(cfg, gen.settings.Load().cfg) {
 		return ""
 	}
-	if err == nil {
-		rt.mu.Lock()
-		if gen.released {
-			rt.mu.Unlock()
-			return last
-		}
-		if err = rt.adoptLocked(gen, cfg); err == nil {
-			rt.checkRoutesLocked()
-		}
-		rt.mu.Unlock()
+	released, err := rt.adopt(gen, cfg, err)
+	if released {
+		return last
 	}
 	if err != nil {
-		rt.metrics.configStale.Set(1)
 		if err.Error() != last {
 			rt.metrics.reloads.WithLabelValues("refused").Inc()
 			rt.log(slog.LevelError, fmt.Sprintf("configFile %s: %v\nkeeping the last good configuration", path, err))
 		}
 		return err.Error()
 	}
-	rt.metrics.configStale.Set(0)
 	rt.metrics.reloads.WithLabelValues("taken").Inc()
 	rt.log(slog.LevelInfo, "configFile "+path+": taken")
 	return ""
+}
+
+// adopt takes what reload has read, or notes why it could not be.
+func (rt *Runtime) adopt(gen *Generation, cfg *config.Config, problem error) (released bool, err error) {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if gen.released {
+		return true, nil
+	}
+	if err = problem; err == nil {
+		err = rt.adoptLocked(gen, cfg)
+	}
+	gen.stale = err != nil
+	rt.showStaleLocked()
+	if err == nil {
+		rt.checkRoutesLocked()
+	}
+	return false, err
+}
+
+// showStaleLocked sets the gauge: one broken file is enough.
+func (rt *Runtime) showStaleLocked() {
+	stale := false
+	for g := range rt.live {
+		stale = stale || g.stale
+	}
+	rt.metrics.configStale.Set(boolean(stale))
 }

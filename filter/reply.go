@@ -27,7 +27,6 @@ var scanners = sync.Pool{New: func() any { return new(openai.Scan) }}
 // drop ends the request with a drop reason: the one constructor of 429, 503
 // and 500.
 func (r *Request) drop(reason DropReason, message string, v *Verdict) {
-	r.word.Store(stateDone)
 	r.pool.counters.drops[reason].Inc()
 	status := reason.Status()
 	v.Action = Reply
@@ -40,11 +39,11 @@ func (r *Request) drop(reason DropReason, message string, v *Verdict) {
 		v.Reply.Headers = append(v.Reply.Headers, Header{"retry-after", strconv.Itoa(least + rand.IntN(most-least+1))})
 	}
 	r.reply(status, reason.String(), message, "", reason.grpcStatus(), v)
+	r.word.Store(stateDone) // last: what panics before has not answered
 }
 
 // refuse ends the request with an error that its client has to mend.
 func (r *Request) refuse(status int, code, message, param string, v *Verdict) {
-	r.word.Store(stateDone)
 	r.pool.counters.refused(code)
 	v.Action = Reply
 	v.Destination = ""
@@ -53,6 +52,7 @@ func (r *Request) refuse(status int, code, message, param string, v *Verdict) {
 	v.Reply.Status = status
 	const invalidArgument = 3
 	r.reply(status, code, message, param, invalidArgument, v)
+	r.word.Store(stateDone)
 }
 
 func (r *Request) reply(status int, code, message, param string, grpc int, v *Verdict) {
@@ -81,20 +81,22 @@ func (r *Request) guard(where string, v *Verdict) {
 	if v == nil {
 		return
 	}
-	answered := r.word.Load() == stateDone
-	r.undo()
 	v.Reset()
 	for h := header(0); spoofable>>h != 0; h++ {
 		v.Remove = append(v.Remove, headerNames[h]) // whatever was seen of them
 	}
-	if answered || where == "served" {
+	switch {
+	case where == "trailers", where == "served":
+		return // they decide nothing: the request stays as it was
+	case r.word.Load() == stateDone:
 		return // one caught after a reply sends no second
 	}
+	r.undo()
 	if r.set == nil || r.pool == nil {
 		r.set = r.gen.settings.Load()
 		r.pool = r.set.first
 	}
-	if r.set.cfg.OnInternalError == onErrorRoute && where != "trailers" && r.routeAnyway(v) {
+	if r.set.cfg.OnInternalError == onErrorRoute && where != "too large" && r.routeAnyway(v) {
 		return
 	}
 	r.drop(DropInternal, "an internal error occurred", v)
@@ -116,6 +118,8 @@ func (r *Request) routeAnyway(v *Verdict) (ok bool) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			r.gen.runtime.fault("route anyway", cause, debug.Stack())
+			r.undo()
+			v.Metadata, v.ResponseHeaders = v.Metadata[:0], v.ResponseHeaders[:0]
 			ok = false
 		}
 	}()
@@ -124,11 +128,18 @@ func (r *Request) routeAnyway(v *Verdict) (ok bool) {
 	if r.model != "" {
 		candidates = snap.ForModel(r.model)
 	}
-	if candidates == nil || len(candidates.Index) == 0 {
+	if candidates == nil {
+		return false
+	}
+	index := candidates.Index
+	if r.subset != "" {
+		index = inSubset(snap, index, r.subset)
+	}
+	if len(index) == 0 {
 		return false
 	}
 	r.policy = scorer.LeastRequest
-	r.route(snap, candidates.Index, r.gen.runtime.now(), v)
+	r.route(snap, index, r.gen.runtime.now(), v)
 	return true
 }
 

@@ -107,7 +107,7 @@ func (r *Request) Headers(h *Head, endStream bool, route *Route, v *Verdict) {
 	limit := int64(set.cfg.Limits.RequestBody)
 	switch {
 	case h.ContentLength > limit:
-		r.TooLarge(v)
+		r.tooLarge(v)
 	case endStream:
 		r.Body(nil, v)
 	default:
@@ -181,7 +181,13 @@ func (r *Request) Body(chunks [][]byte, v *Verdict) {
 // TooLarge answers a request whose body, or its announced length, is over
 // BodyLimit.
 func (r *Request) TooLarge(v *Verdict) {
-	v.Reply = LocalReply{Headers: v.Reply.Headers[:0], Body: v.Reply.Body[:0]}
+	v.Reset()
+	defer r.guard("too large", v)
+	inject(r.test, "too large")
+	r.tooLarge(v)
+}
+
+func (r *Request) tooLarge(v *Verdict) {
 	r.refuse(413, codeTooLarge, "the request body is over the limit of "+r.set.cfg.Limits.RequestBody.String()+
 		" (limits.requestBody)", "", v)
 }
@@ -225,6 +231,9 @@ func (r *Request) noCandidates(snap *pool.Snapshot, candidates *pool.Candidates,
 	until := r.pool.started.Add(r.set.cfg.StartupHold)
 	if !(snap.Complete && snap.Judged) && now.Before(until) {
 		if r.wait(r.pool.queue, until, v) {
+			if newer := r.pool.holder.Load(); newer != snap {
+				r.pool.published(newer) // it may have come before the queue had us
+			}
 			return
 		}
 		r.drop(DropNoEndpoints, "the pool is starting and too many requests wait for it", v)
@@ -259,6 +268,7 @@ func (r *Request) wait(q *flowcontrol.Queue, until time.Time, v *Verdict) bool {
 
 // Wake is called by the queue, from any goroutine.
 func (r *Request) Wake(o flowcontrol.Outcome) {
+	defer r.guard("wake", nil)
 	r.outcome = o
 	if r.word.CompareAndSwap(stateWaiting, stateGranted) {
 		r.host.Post()
@@ -323,13 +333,18 @@ func (r *Request) Served(address string, v *Verdict) {
 		return
 	}
 	r.pool.counters.moved.Inc()
-	snap := r.pool.holder.Load()
-	if e := snap.ByKey(address); e != nil {
+	address = strings.Clone(address)
+	pod := address // as an endpoint without a name is shown
+	if e := r.pool.holder.Load().ByKey(address); e != nil {
 		e.Live.Reserve()
 		r.live.Release()
 		r.live = e.Live
+		if e.Pod != "" {
+			pod = e.Pod
+		}
 	}
-	v.text("endpoint", strings.Clone(address))
+	v.text("endpoint", address)
+	v.text("pod", pod)
 }
 
 // End is how a stream ended, as far as the door knows.
@@ -381,7 +396,8 @@ func (r *Request) cancelled(v *Verdict) {
 }
 
 // classify tells from Envoy's response_code_details whether an endpoint failed.
-// What the client, a timeout or a circuit breaker caused is no fault.
+// What the client, a timeout, a circuit breaker or Envoy's own overload caused
+// is no fault.
 func classify(end End) (pool.FaultKind, bool) {
 	const before = "upstream_reset_before_response_started{"
 	if end.Answered || !strings.HasPrefix(end.Details, before) {
@@ -389,7 +405,8 @@ func classify(end End) (pool.FaultKind, bool) {
 	}
 	cause := end.Details[len(before):]
 	switch {
-	case strings.HasPrefix(cause, "overflow"), strings.HasPrefix(cause, "local_reset"):
+	case strings.HasPrefix(cause, "overflow"), strings.HasPrefix(cause, "overload_manager"),
+		strings.HasPrefix(cause, "local_reset"), strings.HasPrefix(cause, "local_refused_stream_reset"):
 		return 0, false
 	case strings.HasPrefix(cause, "remote_connection_failure"), strings.HasPrefix(cause, "local_connection_failure"),
 		strings.HasPrefix(cause, "connection_timeout"), strings.HasPrefix(cause, "connection_failure"):

@@ -74,6 +74,8 @@ type Runtime struct {
 	stopTimer  *time.Timer
 	tuned      bool
 	generation uint64
+
+	background sync.WaitGroup // of the stop timer, and of listeners being closed
 }
 
 // NewRuntime returns a runtime in which nothing runs yet.
@@ -110,10 +112,13 @@ type settings struct {
 type Generation struct {
 	runtime  *Runtime
 	settings atomic.Pointer[settings]
-	order    uint64     // of its Load
 	watcher  *fileWatch // of configFile, or nil
-	refs     []*Pool    // protected by runtime.mu
-	released bool       // protected by runtime.mu
+
+	// protected by runtime.mu
+	order    uint64  // of its Load, or of its last reload
+	refs     []*Pool // that it counts as a user of
+	stale    bool    // its configFile is broken
+	released bool
 }
 
 // Route is the configuration of one route.
@@ -136,8 +141,6 @@ func (rt *Runtime) Load(raw []byte) (*Generation, error) {
 	gen := &Generation{runtime: rt}
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	rt.generation++
-	gen.order = rt.generation
 	if rt.options.Validate {
 		set, err := rt.settingsLocked(cfg, rt.scratchPools(cfg))
 		if err != nil {
@@ -182,8 +185,11 @@ func (rt *Runtime) adoptLocked(gen *Generation, cfg *config.Config) error {
 	}
 	set, err := rt.settingsLocked(cfg, pools)
 	if err != nil {
+		rt.dropUnusedLocked() // what was made for it
 		return err
 	}
+	rt.generation++
+	gen.order = rt.generation
 	for _, p := range gen.refs { // what it referred to before a reload
 		p.users--
 	}
@@ -195,10 +201,16 @@ func (rt *Runtime) adoptLocked(gen *Generation, cfg *config.Config) error {
 		rt.definePoolLocked(p, &cfg.Pools[i], cfg, gen)
 	}
 	gen.settings.Store(set)
-	rt.room.SetLimits(maxWaiting, cfg.Limits.HeldBodiesIn(rt.options.MemoryCgroup))
+	rt.processLocked(cfg)
 	rt.dropUnusedLocked()
-	rt.listenersLocked(cfg)
 	return nil
+}
+
+// processLocked sets what the process has one of, by the newest configuration.
+func (rt *Runtime) processLocked(cfg *config.Config) {
+	rt.room.SetLimits(maxWaiting, cfg.Limits.HeldBodiesIn(rt.options.MemoryCgroup))
+	rt.admin = rt.relistenLocked(rt.admin, "admin", cfg.Admin.Address, rt.adminHandler)
+	rt.monitor = rt.relistenLocked(rt.monitor, "metrics", cfg.Metrics.Address, func() http.Handler { return rt.monitorHandler() })
 }
 
 func (rt *Runtime) settingsLocked(cfg *config.Config, pools map[string]*Pool) (*settings, error) {
@@ -238,8 +250,34 @@ func (g *Generation) Release() {
 	for _, p := range g.refs {
 		p.users--
 	}
+	rt.revertLocked(g)
 	g.refs = nil
+	rt.showStaleLocked()
 	rt.dropUnusedLocked()
+}
+
+// revertLocked gives back to an older configuration what g had defined anew:
+// Envoy drops a new one, and keeps the old, when something else in the same
+// update is refused.
+func (rt *Runtime) revertLocked(g *Generation) {
+	newest := func(p *Pool) (newest *Generation) {
+		for l := range rt.live {
+			if (p == nil || slices.Contains(l.refs, p)) && (newest == nil || l.order > newest.order) {
+				newest = l
+			}
+		}
+		return newest
+	}
+	for _, p := range g.refs {
+		if heir := newest(p); heir != nil && p.owner == g {
+			cfg := heir.settings.Load().cfg
+			def, _ := cfg.Pools.Lookup(p.name)
+			rt.definePoolLocked(p, def, cfg, heir)
+		}
+	}
+	if heir := newest(nil); heir != nil && heir.order < g.order {
+		rt.processLocked(heir.settings.Load().cfg)
+	}
 }
 
 // dropUnusedLocked stops pools, and with the last generation everything else,
@@ -252,13 +290,19 @@ func (rt *Runtime) dropUnusedLocked() {
 	if !unused {
 		return
 	}
-	if rt.stopTimer != nil {
-		rt.stopTimer.Stop()
-	}
+	rt.endTimerLocked()
+	rt.background.Add(1)
 	rt.stopTimer = time.AfterFunc(rt.options.Linger, func() {
+		defer rt.background.Done()
 		defer rt.contain("stopping unused pools")
 		rt.stopUnused()
 	})
+}
+
+func (rt *Runtime) endTimerLocked() {
+	if rt.stopTimer != nil && rt.stopTimer.Stop() {
+		rt.background.Done()
+	}
 }
 
 func (rt *Runtime) stopUnused() {
@@ -304,11 +348,10 @@ func (rt *Runtime) Stop() {
 		g.Release()
 	}
 	rt.mu.Lock()
-	if rt.stopTimer != nil {
-		rt.stopTimer.Stop()
-	}
+	rt.endTimerLocked()
 	rt.mu.Unlock()
 	rt.stopUnused()
+	rt.background.Wait()
 }
 
 // startLocked starts what the first configuration needs.
@@ -347,20 +390,15 @@ func (rt *Runtime) tune(cfg *config.Config) {
 	}
 }
 
-func (rt *Runtime) listenersLocked(cfg *config.Config) {
-	rt.admin = rt.relistenLocked(rt.admin, "admin", cfg.Admin.Address, rt.adminHandler)
-	rt.monitor = rt.relistenLocked(rt.monitor, "metrics", cfg.Metrics.Address, func() http.Handler { return rt.monitorHandler() })
-}
-
 func (rt *Runtime) relistenLocked(l *listener, name, address string, handler func() http.Handler) *listener {
 	if l != nil && l.address == address {
 		return l
 	}
 	if l != nil {
-		go func() { // its handlers may be waiting for mu
+		rt.background.Go(func() { // its goroutine may be waiting for a connection to a socket
 			defer rt.contain("closing a listener")
 			l.stop()
-		}()
+		})
 	}
 	if address == "" {
 		return nil
@@ -443,21 +481,22 @@ func (rt *Runtime) poolList() []*Pool {
 func (rt *Runtime) users(p *Pool) (configs int, conflict bool) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	return p.users, p.conflictLocked()
+	return p.users, rt.conflictLocked(p)
 }
 
 // notReady says why the process should get no traffic yet, or "".
 func (rt *Runtime) notReady() string {
 	pools := rt.poolList()
+	pools = slices.DeleteFunc(pools, func(p *Pool) bool { users, _ := rt.users(p); return users == 0 })
 	if len(pools) == 0 {
 		return "no configuration is loaded"
 	}
 	for _, p := range pools {
-		s := p.holder.Load()
-		if !s.Complete {
+		switch {
+		case p.judged.Load():
+		case !p.holder.Load().Complete:
 			return "pool " + p.name + ": discovery has not delivered yet"
-		}
-		if !s.Judged {
+		default:
 			return "pool " + p.name + ": endpoints are being probed"
 		}
 	}
