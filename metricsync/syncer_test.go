@@ -430,6 +430,33 @@ func TestLiveIsTheIncarnations(t *testing.T) {
 	})
 }
 
+func TestLateEventsOfALoopThatEndedAreIgnored(t *testing.T) {
+	bubble(t, 1, Config{}, func(w *world) {
+		w.begin(labelled("m"))
+		e := (*w.syncer.endpoints.Load())[0]
+		late := func() *scrape {
+			out := &scrape{taken: time.Now()}
+			out.page.metrics.Set(pool.NumRequestsRunning, 99)
+			out.page.metrics.Taken = out.taken
+			return out
+		}
+		w.syncer.events <- event{e: e, gen: 0, scrape: late()} // the first loop is 1
+		w.settle()
+		w.want("up 1 m")
+		w.syncer.events <- event{e: e, gen: 1, scrape: late()}
+		w.settle()
+		w.want("up 99 m")
+		w.syncer.SetTargets("static", nil, Complete)
+		w.settle()
+		before := w.snapshots()
+		w.syncer.events <- event{e: e, gen: 1, scrape: late()}
+		w.settle()
+		if w.snapshots() != before {
+			t.Error("a removed endpoint's event is published")
+		}
+	})
+}
+
 func TestSnapshotsAreFew(t *testing.T) {
 	bubble(t, 250, Config{}, func(w *world) {
 		w.begin(labelled("m"))
