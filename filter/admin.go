@@ -49,6 +49,8 @@ func (rt *Runtime) serve(ctx context.Context, name, address string, handler http
 		network, addr = "unix", path
 	}
 	failed := false
+	retry := time.NewTimer(listenRetry)
+	defer retry.Stop()
 	for {
 		ln, err := listenOn(network, addr)
 		if err == nil {
@@ -68,10 +70,11 @@ func (rt *Runtime) serve(ctx context.Context, name, address string, handler http
 			failed = true
 			rt.log(slog.LevelError, name+": cannot listen on "+address+": "+err.Error()+"; trying again every second")
 		}
+		retry.Reset(listenRetry)
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(listenRetry):
+		case <-retry.C:
 		}
 	}
 }

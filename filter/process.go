@@ -15,10 +15,7 @@ import (
 // version. readFile reads /proc/self/maps; where there is none, nothing is
 // known and nothing refused.
 func OnlyDoor(readFile func(string) ([]byte, error)) error {
-	maps, err := readFile("/proc/self/maps")
-	if err != nil {
-		return nil
-	}
+	maps, _ := readFile("/proc/self/maps") // empty where there is none
 	var loaded []string
 	for lines := bufio.NewScanner(bytes.NewReader(maps)); lines.Scan(); {
 		_, file, ok := strings.Cut(lines.Text(), "/")

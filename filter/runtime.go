@@ -62,6 +62,7 @@ type Runtime struct {
 	now     func() time.Time
 	room    *flowcontrol.Room
 	faults  faultLog
+	yield   atomic.Bool // of the newest configuration
 
 	mu sync.Mutex // serialises changes of configuration; never taken by a request
 	// protected by mu
@@ -94,6 +95,9 @@ func NewRuntime(options Options) *Runtime {
 	rt.metrics.registry.MustRegister(endpointCollector{rt})
 	return rt
 }
+
+// Yield reports whether a door should yield to the Go scheduler now and then.
+func (rt *Runtime) Yield() bool { return rt.yield.Load() }
 
 func (rt *Runtime) log(l slog.Level, message string) { rt.options.Log(l, message) }
 
@@ -209,6 +213,7 @@ func (rt *Runtime) adoptLocked(gen *Generation, cfg *config.Config) error {
 // processLocked sets what the process has one of, by the newest configuration.
 func (rt *Runtime) processLocked(cfg *config.Config) {
 	rt.room.SetLimits(maxWaiting, cfg.Limits.HeldBodiesIn(rt.options.MemoryCgroup))
+	rt.yield.Store(cfg.Runtime.Yield)
 	rt.admin = rt.relistenLocked(rt.admin, "admin", cfg.Admin.Address, rt.adminHandler)
 	rt.monitor = rt.relistenLocked(rt.monitor, "metrics", cfg.Metrics.Address, func() http.Handler { return rt.monitorHandler() })
 }

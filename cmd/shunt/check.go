@@ -3,9 +3,10 @@ package main
 import (
 	"fmt"
 
+	"github.com/spf13/cobra"
+
 	"github.com/shuntproxy/shunt/internal/bootstrap"
 	"github.com/shuntproxy/shunt/internal/config"
-	"github.com/spf13/cobra"
 )
 
 func checkCommand() *cobra.Command {

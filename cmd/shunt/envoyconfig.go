@@ -4,8 +4,9 @@ import (
 	"errors"
 	"path/filepath"
 
-	"github.com/shuntproxy/shunt/internal/bootstrap"
 	"github.com/spf13/cobra"
+
+	"github.com/shuntproxy/shunt/internal/bootstrap"
 )
 
 func envoyConfigCommand() *cobra.Command {

@@ -9,8 +9,9 @@ import (
 	"os"
 	"runtime/debug"
 
-	"github.com/shuntproxy/shunt/internal/config"
 	"github.com/spf13/cobra"
+
+	"github.com/shuntproxy/shunt/internal/config"
 )
 
 func main() {

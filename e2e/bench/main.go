@@ -156,7 +156,7 @@ func run(ctx context.Context, f flags) (err error) {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(scratch)
+	defer func() { _ = os.RemoveAll(scratch) }() // only takes room
 	if f.envoy == "" {
 		if f.envoy, err = envoyrun.Binary(ctx, f.root, ""); err != nil {
 			return err

@@ -344,7 +344,7 @@ func shuntFinish(ref C.shunt_ref, answered C.bool, details *C.char, length C.siz
 		Answered: bool(answered), Details: borrow(details, length), FirstByte: time.Duration(firstByte),
 	}, &w.verdict)
 	record(&w.verdict, tape)
-	w.yield.maybe()
+	w.yield.maybe(door.runtime)
 }
 
 func (w *worker) readHead(headers *C.shunt_header, count C.size_t) {

@@ -3,6 +3,8 @@ package dynmod
 import (
 	"runtime"
 	"time"
+
+	"github.com/shuntproxy/shunt/filter"
 )
 
 // Once a thread has only had callbacks for 10 ms, the Go scheduler's monitor
@@ -20,7 +22,7 @@ type yielder struct {
 	since time.Time
 }
 
-func (y *yielder) maybe() {
+func (y *yielder) maybe(rt *filter.Runtime) {
 	y.calls++
 	if y.calls < yieldCalls {
 		return
@@ -30,5 +32,7 @@ func (y *yielder) maybe() {
 		return
 	}
 	y.calls, y.since = 0, now
-	runtime.Gosched()
+	if rt.Yield() {
+		runtime.Gosched()
+	}
 }

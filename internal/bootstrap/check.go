@@ -8,8 +8,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/shuntproxy/shunt/internal/config"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/shuntproxy/shunt/internal/config"
 )
 
 // Report is what Check found in an Envoy configuration.

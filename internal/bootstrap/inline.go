@@ -7,8 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/shuntproxy/shunt/internal/config"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/shuntproxy/shunt/internal/config"
 )
 
 // filterConfig is shunt's document as the value of filter_config: as a Struct,

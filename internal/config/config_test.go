@@ -98,6 +98,7 @@ func TestDefaults(t *testing.T) {
 		Policy:          "least-request",
 		Scrape:          Scrape{Interval: time.Second, Timeout: time.Second, StaleAfter: 5 * time.Second, MaxBytes: 16 << 20},
 		Limits:          Limits{RequestBody: 4 << 20, JSONDepth: 512},
+		Runtime:         Runtime{Yield: true},
 		Health:          Health{Interval: 5 * time.Second, Timeout: 2 * time.Second},
 		StartupHold:     5 * time.Second,
 		Destination:     "original_dst",

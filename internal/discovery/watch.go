@@ -53,7 +53,8 @@ func Watch(ctx context.Context, path string, look func()) {
 			if wait := min(settle, firstEvent.Add(maxSettle).Sub(now)); wait > 0 {
 				quiet.Reset(wait)
 			}
-		case <-errs: // events may be lost
+		case _, ok := <-errs: // events may be lost
+			_ = ok
 			quiet.Reset(settle)
 		case <-quiet.C:
 			firstEvent = time.Time{}

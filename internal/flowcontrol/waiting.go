@@ -50,9 +50,9 @@ type Room struct {
 	// protected by mu
 	maxRequests int
 	maxBytes    int64
-	byDeadline deadlines
-	bytes      int64
-	expired    uint64
+	byDeadline  deadlines
+	bytes       int64
+	expired     uint64
 }
 
 // NewRoom returns a room for at most maxRequests waiting requests which hold at

@@ -58,6 +58,9 @@ type Snapshot struct {
 	// Judged is false until every endpoint of the first full sets has answered
 	// or failed once.
 	Judged bool
+	// Uncertain is true while an endpoint without a model label has not said what
+	// it serves: a model that nobody is known to serve may be its.
+	Uncertain bool
 	// StaleAfter is how old a reading may be, to be used.
 	StaleAfter time.Duration
 	// Endpoints is sorted by address.
@@ -111,6 +114,9 @@ func NewSnapshot(in Input) *Snapshot {
 		e.Key = e.Live.Addr
 		s.Judged = s.Judged && e.Judged
 		usable := e.Ready && !e.PrefillOnly
+		if e.Model == "" && len(e.Models) == 0 && !(e.AnyModel && e.Ready) {
+			s.Uncertain = true
+		}
 		if usable {
 			all = append(all, int32(i))
 		}
@@ -208,6 +214,9 @@ func (s *Snapshot) markPassed(now time.Time) {
 		}
 	}
 	mark(&s.all)
+	if s.any != nil {
+		mark(s.any)
+	}
 	for _, c := range s.byModel {
 		mark(c)
 	}
@@ -224,6 +233,16 @@ func (s *Snapshot) ForModel(name string) *Candidates {
 		return c
 	}
 	return s.any
+}
+
+// ByKey returns the endpoint of an address, or nil.
+func (s *Snapshot) ByKey(address string) *Endpoint {
+	for i := range s.Endpoints {
+		if s.Endpoints[i].Key == address {
+			return &s.Endpoints[i]
+		}
+	}
+	return nil
 }
 
 // All returns every ready endpoint, for requests that name no model.
