@@ -3,6 +3,7 @@
 package filter
 
 import (
+	"encoding/json"
 	"net/http"
 	"strconv"
 	"strings"
@@ -21,10 +22,20 @@ const injecting = true
 const headerTest = "x-shunt-test"
 
 func inject(test, where string) {
+	calls.Lock()
+	calls.byName[where]++
+	calls.Unlock()
 	if test == "panic-"+where {
 		panic("injected in " + where)
 	}
 }
+
+// calls counts the calls of a door by the callback they come from, so that a
+// test can show what a request costs without timing it.
+var calls = struct {
+	sync.Mutex
+	byName map[string]int
+}{byName: map[string]int{}}
 
 // delays is the test policy's queue, one for the process.
 var delays struct {
@@ -66,8 +77,14 @@ func (r *Request) injectResume(v *Verdict) bool {
 	return true
 }
 
-// injectAdmin lets tests grant: POST /test/grant?n=3.
+// injectAdmin lets tests grant, POST /test/grant?n=3, and count, GET
+// /test/calls.
 func injectAdmin(rt *Runtime, mux *http.ServeMux) {
+	mux.HandleFunc("GET /test/calls", func(w http.ResponseWriter, _ *http.Request) {
+		calls.Lock()
+		defer calls.Unlock()
+		_ = json.NewEncoder(w).Encode(calls.byName) // a client that has gone needs no answer
+	})
 	mux.HandleFunc("POST /test/grant", func(w http.ResponseWriter, req *http.Request) {
 		n, err := strconv.Atoi(req.URL.Query().Get("n"))
 		if err != nil {
