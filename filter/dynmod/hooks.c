@@ -169,12 +169,45 @@ static void set_destination(envoy_t envoy, stream_t* s, envoy_dynamic_module_typ
   }
 }
 
+// Envoy 1.39 and later set several values in one call, which builds and merges
+// one Struct instead of one each; NULL in 1.38. abi.h of 1.38 does not declare
+// it.
+extern void envoy_dynamic_module_callback_http_set_dynamic_metadata_string_batch(
+    envoy_t envoy, envoy_dynamic_module_type_module_buffer ns,
+    const envoy_dynamic_module_type_module_http_header* entries, size_t count) __attribute__((weak));
+
+#define MAX_BATCH 16
+
+// texts_t gathers metadata of the namespace shunt.
+typedef struct {
+  envoy_dynamic_module_type_module_http_header entries[MAX_BATCH];
+  size_t count;
+} texts_t;
+
+static void set_texts(envoy_t envoy, texts_t* texts) {
+  if (texts->count == 0) {
+    return;
+  }
+  if (CB(http_set_dynamic_metadata_string_batch) != NULL) {
+    CB(http_set_dynamic_metadata_string_batch)(envoy, LITERAL("shunt"), texts->entries, texts->count);
+  } else {
+    for (size_t i = 0; i < texts->count; i++) {
+      const envoy_dynamic_module_type_module_http_header* e = &texts->entries[i];
+      CB(http_set_dynamic_metadata_string)
+      (envoy, LITERAL("shunt"), (envoy_dynamic_module_type_module_buffer){e->key_ptr, e->key_length},
+       (envoy_dynamic_module_type_module_buffer){e->value_ptr, e->value_length});
+    }
+  }
+  texts->count = 0;
+}
+
 // apply does what a tape says, the reply last. It sets the stream's state
 // first, since a reply runs other hooks.
 static void apply(envoy_t envoy, stream_t* s, shunt_tape* tape, int action,
                   envoy_dynamic_module_type_http_header_type kind) {
   const envoy_dynamic_module_type_module_buffer none = {NULL, 0};
   reply_t reply = {0};
+  texts_t texts = {0};
   record_t r;
   for (const uint8_t *at = tape->data, *end = at + tape->len; tape_next(&at, end, &r);) {
     switch (r.op) {
@@ -185,7 +218,11 @@ static void apply(envoy_t envoy, stream_t* s, shunt_tape* tape, int action,
       set_destination(envoy, s, r.value);
       break;
     case SHUNT_OP_TEXT:
-      CB(http_set_dynamic_metadata_string)(envoy, LITERAL("shunt"), r.key, r.value);
+      if (texts.count == MAX_BATCH) {
+        set_texts(envoy, &texts);
+      }
+      texts.entries[texts.count++] = (envoy_dynamic_module_type_module_http_header){r.key.ptr, r.key.length,
+                                                                                    r.value.ptr, r.value.length};
       break;
     case SHUNT_OP_NUMBER: {
       double number;
@@ -211,6 +248,7 @@ static void apply(envoy_t envoy, stream_t* s, shunt_tape* tape, int action,
       break;
     }
   }
+  set_texts(envoy, &texts);
   switch (action) {
   case SHUNT_CONTINUE:
     s->state = STATE_PASS;
