@@ -173,7 +173,7 @@ func (r *Request) Body(chunks [][]byte, v *Verdict) {
 	if c := snap.ForModel(result.Model); c != nil && c.Model != "" {
 		r.model = c.Model // the snapshot's own copy
 	} else {
-		r.model = strings.Clone(result.Model)
+		r.model = strings.ToValidUTF8(strings.Clone(result.Model), "\ufffd") // metadata and JSON hold no other
 	}
 	r.decideOn(snap, r.gen.runtime.now(), v)
 }
