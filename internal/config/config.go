@@ -59,8 +59,8 @@ type Config struct {
 	Health Health `json:"health,omitempty"`
 
 	// StartupHold is how long after a pool's start requests may wait for its
-	// discovery's first full set, 0s to 1m. static and file are read at load and
-	// hold nothing. Default: 5s.
+	// discovery's first full set and for the first answer of an endpoint, 0s to
+	// 1m. Default: 5s.
 	StartupHold time.Duration `json:"startupHold,omitempty" default:"5s"`
 
 	// Runtime sets the Go runtime inside Envoy, once, at the first config.
@@ -195,7 +195,7 @@ type Limits struct {
 	// 1GiB. Otherwise at least RequestBody.
 	HeldBodies Size `json:"heldBodies,omitempty" default:"0"`
 
-	// JSONDepth is how deep objects and arrays in a body may nest, 8 to 10000; a
+	// JSONDepth is how deep objects and arrays in a body may nest, 8 to 1024; a
 	// deeper one is 400. Default: 512.
 	JSONDepth int `json:"jsonDepth,omitempty" default:"512"`
 }

@@ -167,7 +167,7 @@ func (c *checker) scrape(s Scrape) {
 
 func (c *checker) limits(l Limits) {
 	inRange(c, "limits.requestBody", l.RequestBody, 1<<10, 1<<30)
-	inRange(c, "limits.jsonDepth", l.JSONDepth, 8, 10_000)
+	inRange(c, "limits.jsonDepth", l.JSONDepth, 8, 1024)
 	if l.HeldBodies != 0 && l.HeldBodies < l.RequestBody {
 		c.fail("limits.heldBodies", "is %v, less than limits.requestBody %v: the largest body could never wait", l.HeldBodies, l.RequestBody)
 	}
