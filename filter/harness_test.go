@@ -362,3 +362,21 @@ func metricOf(c prometheus.Counter) float64 {
 	_ = c.Write(&m) // in memory
 	return m.GetCounter().GetValue()
 }
+
+// newRuntime returns a runtime that runs, until the test's end.
+func newRuntime(t testing.TB) (*Runtime, *lines) {
+	log := newLines()
+	rt := NewRuntime(Options{Log: log.write, Linger: time.Millisecond})
+	t.Cleanup(rt.Stop)
+	return rt, log
+}
+
+// eventually waits for what no event tells.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}

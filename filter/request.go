@@ -128,6 +128,10 @@ func (r *Request) choosePool(h *Head, route *Route, v *Verdict) bool {
 			r.policy = route.policy
 		}
 	}
+	if route != nil && route.broken {
+		r.drop(DropNoEndpoints, "the route's configuration was refused; see the log", v)
+		return false
+	}
 	if r.pool == nil {
 		r.pool = set.first // for the counters
 		r.drop(DropNoEndpoints, "the route names pool "+route.Pool+", which no configuration defines", v)

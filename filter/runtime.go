@@ -129,7 +129,12 @@ type Generation struct {
 type Route struct {
 	config.Route
 	policy scorer.Policy
+	broken bool
 }
+
+// BrokenRoute stands for a route's configuration that was refused where the
+// host can't take an error: its requests get 503.
+func BrokenRoute() *Route { return &Route{broken: true} }
 
 // Load takes a filter configuration: YAML or JSON. It never waits for the
 // network. An error lists every problem, one a line, each with its path.
