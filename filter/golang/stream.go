@@ -1,0 +1,323 @@
+package golang
+
+import (
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/envoyproxy/envoy/contrib/golang/common/go/api"
+
+	"github.com/shuntproxy/shunt/filter"
+)
+
+// What the SDK does to a filter shapes this file:
+//
+//   - A callback that ends the stream may not ask for more: StopAndBuffer with
+//     endStream panics, so requests without a body are decided at the headers.
+//   - Header maps become invalid once their phase is continued; the one of the
+//     request stays valid while the body is awaited, so it is kept for that
+//     time and no longer.
+//   - A body with trailers comes with endStream false; an empty body with
+//     trailers does not come at all.
+//   - A call on a stream that has been destroyed panics: the client left.
+//   - The API has no way to run on the worker, so a granted request is decided
+//     on a goroutine and Envoy posts what it asks for.
+//   - Replies of ours run through the Encode callbacks too.
+//   - OnLog and OnDestroy may come on a stream that never saw its headers.
+
+// stream implements api.StreamFilter for one HTTP stream.
+type stream struct {
+	callbacks api.FilterCallbackHandler
+	gen       *filter.Generation
+	route     *filter.Route
+
+	// mu is held by each callback that touches the request, and by the one
+	// goroutine of a grant, for the time of a decision.
+	mu sync.Mutex
+	// protected by mu
+	request  filter.Request
+	verdict  filter.Verdict
+	headers  api.RequestHeaderMap // until the request is decided
+	limit    int64
+	phase    phase
+	adds     []filter.Header // for the response
+	picked   string
+	pickedAt time.Time
+	end      filter.End
+	complete bool
+}
+
+type phase uint8
+
+const (
+	phaseNew phase = iota
+	phaseBody
+	phaseWait
+	phasePass
+	phaseReplied
+	phaseFinished
+)
+
+var _ api.StreamFilter = (*stream)(nil)
+
+// DecodeHeaders implements api.StreamDecoderFilter.
+func (s *stream) DecodeHeaders(headers api.RequestHeaderMap, endStream bool) (status api.StatusType) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.contain("headers", &status)
+	var head filter.Head
+	readHead(headers, &head)
+	s.headers = headers
+	s.request.Init(s, s.gen)
+	s.request.Headers(&head, endStream, s.route, &s.verdict)
+	return s.apply(api.StopAndBuffer)
+}
+
+// DecodeData implements api.StreamDecoderFilter. After StopAndBuffer it is
+// called once, with the whole body.
+func (s *stream) DecodeData(buffer api.BufferInstance, _ bool) (status api.StatusType) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.contain("body", &status)
+	if s.phase != phaseBody {
+		return api.Continue
+	}
+	if int64(buffer.Len()) > s.limit {
+		s.verdict.Reset()
+		s.request.TooLarge(&s.verdict)
+	} else {
+		// Bytes copies into Go memory; the copy is dropped on return, so that a
+		// request that waits holds none.
+		s.request.Body([][]byte{buffer.Bytes()}, &s.verdict)
+	}
+	return s.apply(api.Continue)
+}
+
+// DecodeTrailers implements api.StreamDecoderFilter.
+func (s *stream) DecodeTrailers(trailers api.RequestTrailerMap) (status api.StatusType) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.contain("trailers", &status)
+	var head filter.Head
+	readHead(trailers, &head)
+	s.request.Trailers(&head, &s.verdict)
+	for _, name := range s.verdict.Remove {
+		trailers.Del(name)
+	}
+	if s.phase != phaseBody {
+		return api.Continue
+	}
+	s.request.Body(nil, &s.verdict) // empty: DecodeData was skipped
+	return s.apply(api.Continue)
+}
+
+// PrepareWait implements filter.Host. Nothing is needed.
+func (s *stream) PrepareWait() {}
+
+// Post implements filter.Host: the grant is decided on a goroutine of its own,
+// which ends with it.
+func (s *stream) Post() {
+	go func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		defer s.cancelled()
+		if s.phase != phaseWait {
+			return
+		}
+		s.request.Resume(&s.verdict)
+		if s.verdict.Action == filter.Wait {
+			return
+		}
+		if s.apply(api.Continue) == api.Continue {
+			s.callbacks.DecoderFilterCallbacks().Continue(api.Continue)
+		}
+	}()
+}
+
+// cancelled takes the panics by which the SDK says that the stream has been
+// destroyed meanwhile for what they are: OnDestroy follows or came.
+func (s *stream) cancelled() {
+	cause := recover()
+	if cause == nil {
+		return
+	}
+	switch text := fmt.Sprint(cause); {
+	case strings.Contains(text, "has been destroyed"), strings.Contains(text, "has been finished"),
+		strings.Contains(text, "not proccessing Go"):
+	default:
+		writeLog(slog.LevelError, fmt.Sprintf("internal error of the door in resume: %v\n%s", cause, debug.Stack()))
+	}
+}
+
+// apply does what the verdict says and returns the status for it; needBody is
+// that of a request whose body is wanted.
+func (s *stream) apply(needBody api.StatusType) api.StatusType {
+	v := &s.verdict
+	for _, name := range v.Remove {
+		s.headers.Del(name)
+	}
+	s.setMetadata()
+	switch v.Action {
+	case filter.NeedBody:
+		s.phase, s.limit = phaseBody, v.BodyLimit
+		return needBody
+	case filter.Wait:
+		s.phase = phaseWait
+		return api.Running
+	case filter.Reply:
+		s.phase, s.headers = phaseReplied, nil
+		s.reply()
+		return api.LocalReply
+	}
+	if v.Destination != "" {
+		s.headers.Set(filter.HeaderDestination, v.Destination)
+		s.callbacks.StreamInfo().DynamicMetadata().Set(filter.MetadataLB, filter.HeaderDestination, v.Destination)
+		s.picked, s.pickedAt = v.Destination, time.Now()
+		s.adds = append(s.adds, v.ResponseHeaders...)
+	}
+	s.phase, s.headers = phasePass, nil
+	return api.Continue
+}
+
+func (s *stream) setMetadata() {
+	if len(s.verdict.Metadata) == 0 {
+		return
+	}
+	metadata := s.callbacks.StreamInfo().DynamicMetadata()
+	for _, f := range s.verdict.Metadata {
+		if f.Text != "" {
+			metadata.Set(filter.MetadataShunt, f.Key, f.Text)
+		} else {
+			metadata.Set(filter.MetadataShunt, f.Key, f.Number)
+		}
+	}
+}
+
+func (s *stream) reply() {
+	r := &s.verdict.Reply
+	headers := make(map[string][]string, len(r.Headers))
+	for _, h := range r.Headers {
+		headers[h.Key] = append(headers[h.Key], h.Value)
+	}
+	body := string(r.Body)
+	if r.GRPC != 0 {
+		body = r.Message // Envoy makes grpc-message of it
+	}
+	s.callbacks.DecoderFilterCallbacks().SendLocalReply(r.Status, body, headers, int64(r.GRPC), r.Details)
+}
+
+// EncodeHeaders implements api.StreamEncoderFilter.
+func (s *stream) EncodeHeaders(headers api.ResponseHeaderMap, endStream bool) (status api.StatusType) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.contain("response headers", &status)
+	if s.phase == phaseReplied {
+		return api.Continue
+	}
+	headers.Del(filter.HeaderDropReason) // the header is ours
+	for _, h := range s.adds {
+		headers.Set(h.Key, h.Value)
+	}
+	const upstream = "via_upstream" // response_code_details of an answer that is not a local reply
+	info := s.callbacks.StreamInfo()
+	if details, _ := info.ResponseCodeDetails(); s.picked == "" || details != upstream {
+		return api.Continue
+	}
+	s.end.Answered, s.complete = true, endStream
+	s.end.FirstByte = time.Since(s.pickedAt)
+	if address, ok := info.UpstreamRemoteAddress(); ok && address != s.picked {
+		s.request.Served(address, &s.verdict)
+		s.setMetadata()
+	}
+	return api.Continue
+}
+
+// EncodeData implements api.StreamEncoderFilter. The response is not read.
+func (s *stream) EncodeData(_ api.BufferInstance, endStream bool) api.StatusType {
+	if endStream {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.complete = true
+	}
+	return api.Continue
+}
+
+// EncodeTrailers implements api.StreamEncoderFilter.
+func (s *stream) EncodeTrailers(trailers api.ResponseTrailerMap) (status api.StatusType) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.contain("response trailers", &status)
+	if s.phase != phaseReplied {
+		trailers.Del(filter.HeaderDropReason)
+	}
+	s.complete = true
+	return api.Continue
+}
+
+// OnStreamComplete implements api.StreamFilter. It comes before the access log.
+func (s *stream) OnStreamComplete() { s.finish(true) }
+
+// OnDestroy implements api.StreamFilter.
+func (s *stream) OnDestroy(api.DestroyReason) { s.finish(false) }
+
+func (s *stream) finish(logged bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.cancelled()
+	if s.phase == phaseNew || s.phase == phaseFinished {
+		return
+	}
+	s.phase, s.headers = phaseFinished, nil
+	if logged && s.picked != "" && !(s.end.Answered && s.complete) {
+		s.end.Details, _ = s.callbacks.StreamInfo().ResponseCodeDetails()
+	}
+	s.request.Finish(s.end, &s.verdict)
+	if logged {
+		s.setMetadata()
+	}
+}
+
+// OnLog implements api.StreamFilter.
+func (s *stream) OnLog(api.RequestHeaderMap, api.RequestTrailerMap, api.ResponseHeaderMap, api.ResponseTrailerMap) {
+}
+
+// OnLogDownstreamStart implements api.StreamFilter.
+func (s *stream) OnLogDownstreamStart(api.RequestHeaderMap) {}
+
+// OnLogDownstreamPeriodic implements api.StreamFilter.
+func (s *stream) OnLogDownstreamPeriodic(api.RequestHeaderMap, api.RequestTrailerMap, api.ResponseHeaderMap, api.ResponseTrailerMap) {
+}
+
+// contain is the last resort: package filter contains its own panics, so what
+// comes here is a fault of the door, and is answered like one of ours.
+func (s *stream) contain(where string, status *api.StatusType) {
+	cause := recover()
+	if cause == nil {
+		return
+	}
+	writeLog(slog.LevelError, fmt.Sprintf("internal error of the door in %s: %v\n%s", where, cause, debug.Stack()))
+	if s.phase >= phasePass {
+		*status = api.Continue
+		return
+	}
+	s.verdict.Reset()
+	s.verdict.Reply = filter.LocalReply{
+		Status: filter.DropInternal.Status(), Details: "shunt_" + filter.DropInternal.String(),
+		Headers: []filter.Header{{Key: filter.HeaderDropReason, Value: filter.DropInternal.String()}},
+	}
+	s.phase, s.headers = phaseReplied, nil
+	s.reply()
+	*status = api.LocalReply
+}
+
+// readHead copies a map once: the SDK keeps the copy, later lookups are free.
+func readHead(headers api.HeaderMap, head *filter.Head) {
+	head.Reset()
+	headers.RangeWithCopy(func(key, value string) bool {
+		head.Add(key, value)
+		return true
+	})
+}
