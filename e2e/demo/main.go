@@ -1,0 +1,131 @@
+// Command demo shows shunt at work: a real Envoy with shunt inside, in front of four simulated engines. make demo, make
+// up and make down run it.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shuntproxy/shunt/internal/bootstrap"
+	"github.com/shuntproxy/shunt/scorer"
+)
+
+func main() {
+	// SIGPIPE too: where the reader of our output has gone (make demo | head), the world still ends in order.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w; nothing is left behind", context.Cause(ctx))
+	}
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+}
+
+// settings are the flags.
+type settings struct {
+	root   string // of the repository
+	door   string
+	policy string
+
+	listen, admin, shuntAdmin string // of up; demo takes free ports
+	envoy                     string // for serve, which up calls: what build/envoy.sh found
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	root := command(out)
+	root.SetArgs(args)
+	return root.ExecuteContext(ctx)
+}
+
+func command(out io.Writer) *cobra.Command {
+	var s settings
+	root := &cobra.Command{
+		Use:           "demo",
+		Short:         "Envoy with shunt inside, in front of four simulated engines",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			return s.complete()
+		},
+	}
+	root.SetOut(out)
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.PersistentFlags().StringVar(&s.door, "door", bootstrap.DoorStock, "how Envoy loads shunt: stock or contrib")
+
+	show := &cobra.Command{Use: "show", Short: "send 300 chat requests and four bad ones, show what became of them, end", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return show(cmd.Context(), s, out) }}
+	up := &cobra.Command{Use: "up", Short: "leave it running in the background", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return up(cmd.Context(), s, out) }}
+	down := &cobra.Command{Use: "down", Short: "end what up started", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return down(cmd.Context(), s.stateDir(), out) }}
+	serve := &cobra.Command{Use: "serve", Short: "what up starts", Args: cobra.NoArgs, Hidden: true,
+		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), s) }}
+	for _, c := range []*cobra.Command{show, up, serve} {
+		c.Flags().StringVar(&s.policy, "policy", "least-request", "how shunt picks: "+strings.Join(scorer.Names(), ", "))
+	}
+	for _, c := range []*cobra.Command{up, serve} {
+		c.Flags().StringVar(&s.listen, "listen", "127.0.0.1:8080", "`IP:port` for traffic")
+		c.Flags().StringVar(&s.admin, "admin", "127.0.0.1:9901", "`IP:port` of Envoy's admin interface")
+		c.Flags().StringVar(&s.shuntAdmin, "shunt-admin", "127.0.0.1:9902", "`IP:port` of shunt's admin listener")
+	}
+	serve.Flags().StringVar(&s.envoy, "envoy", "", "Envoy's `path`")
+	root.AddCommand(show, up, down, serve)
+	return root
+}
+
+// complete checks the flags and finds the repository.
+func (s *settings) complete() error {
+	switch s.door {
+	case bootstrap.DoorStock:
+	case "contrib":
+		return errors.New("--door contrib: that door is not built yet; leave the flag out for stock")
+	default:
+		return fmt.Errorf("--door %q: unknown door, valid: stock, contrib", s.door)
+	}
+	if !slices.Contains(scorer.Names(), s.policy) {
+		return fmt.Errorf("--policy %q: unknown policy, valid: %s", s.policy, strings.Join(scorer.Names(), ", "))
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	s.root, err = findRoot(dir)
+	return err
+}
+
+// findRoot is the repository that dir is in.
+func findRoot(dir string) (string, error) {
+	for d := dir; ; d = filepath.Dir(d) {
+		if _, err := os.Stat(filepath.Join(d, "build", "envoy.sh")); err == nil {
+			return d, nil
+		}
+		if d == filepath.Dir(d) {
+			return "", fmt.Errorf("%s is not inside a clone of shunt: change to one", dir)
+		}
+	}
+}
+
+// module is libshunt.so, which must be built already.
+func (s *settings) module() (string, error) {
+	path := filepath.Join(s.root, "build", "out", "libshunt.so")
+	if _, err := os.Stat(path); err != nil {
+		return "", errors.New("build/out/libshunt.so is missing: run make build first")
+	}
+	return path, nil
+}
+
+// stateDir is where up keeps its files.
+func (s *settings) stateDir() string { return filepath.Join(s.root, "build", "out", "demo") }
