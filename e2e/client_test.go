@@ -249,7 +249,7 @@ func errorOf(t *testing.T, r reply) apiError {
 	var e apiError
 	dec := json.NewDecoder(bytes.NewReader(r.body))
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(&e); err != nil || e.Error.Message == "" {
+	if err := dec.Decode(&e); err != nil || e.Error.Type == "" {
 		t.Fatalf("no OpenAI error object (%v): %v", err, r)
 	}
 	if got := r.header.Get("Content-Type"); got != "application/json" {

@@ -17,20 +17,24 @@ type door struct {
 	// raisesLimit: bodies up to limits.requestBody pass whatever Envoy's own
 	// buffer limits are.
 	raisesLimit bool
+	// filterConfig finds the Struct of shunt's config in a bootstrap.
+	filterConfig func(b doc) doc
 	// perRoute wraps shunt's config of one route for typed_per_filter_config.
-	perRoute func(d door, module, config string) string
+	perRoute func(config string) string
 }
 
 // doors are those that every test runs through.
 func doors() []door {
 	return []door{{
 		name: "stock", module: "libshunt.so", main: "./build/libshunt",
-		raisesLimit: true,
-		perRoute: func(_ door, module, config string) string {
+		raisesLimit:  true,
+		filterConfig: func(b doc) doc { return b.hcm().at("http_filters", 0, "typed_config", "filter_config").(doc) },
+		perRoute: func(config string) string {
+			// By name and not by path, which Envoy 1.38 refuses here.
 			return `
 "@type": type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilterPerRoute
-dynamic_module_config: {module: {local: {filename: "` + module + `"}}, do_not_close: true}
-per_route_config_name: shunt
+dynamic_module_config: {name: shunt, do_not_close: true}
+filter_name: shunt
 filter_config: {"@type": type.googleapis.com/google.protobuf.StringValue, value: '` + config + `'}`
 		},
 	}}
@@ -51,7 +55,7 @@ func eachDoor(t *testing.T, f func(t *testing.T, d door)) {
 // route is an item of bootstrap.Options.ExtraRoutes: requests to path go to
 // cluster with shunt's config, YAML on one line, for that route.
 func (d door) route(path, cluster, config string) string {
-	return routeWith(path, cluster, d.filterName(), d.perRoute(d, modulePath(d), config))
+	return routeWith(path, cluster, d.filterName(), d.perRoute(config))
 }
 
 // bypassed is a route on which Envoy doesn't run shunt.

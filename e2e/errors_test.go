@@ -14,17 +14,17 @@ import (
 
 // errorRow is a request that shunt or Envoy answers, and what it says.
 type errorRow struct {
-	name    string
-	query   call
-	text    string // the body
-	test    string // x-shunt-test
-	status  int
-	code    string
-	kind    string
-	param   string
-	reason  string // x-llm-d-request-dropped-reason
-	grpc    string // grpc-status that a gRPC client would get
-	early   bool   // answered at the headers, so that an HTTP/1.1 connection can't go on
+	name   string
+	query  call
+	text   string // the body
+	test   string // x-shunt-test
+	status int
+	code   string
+	kind   string
+	param  string
+	reason string // x-llm-d-request-dropped-reason
+	grpc   string // grpc-status that a gRPC client would get
+	early  bool   // answered at the headers, so that an HTTP/1.1 connection can't go on
 }
 
 func errorRows() []errorRow {

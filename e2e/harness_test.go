@@ -291,6 +291,7 @@ func (w *world) envoyOptions(t *testing.T) envoyrun.Options {
 	t.Helper()
 	o := envoyrun.Options{
 		Binary: envoyBinary, Bootstrap: w.bootstrap(t), Concurrency: 2, Dir: w.dir,
+		Env:  []string{"ENVOY_DYNAMIC_MODULES_SEARCH_PATH=" + modulesDir},
 		Args: append([]string{"--file-flush-interval-msec", "20"}, w.setup.args...),
 	}
 	for _, p := range w.setup.expect {

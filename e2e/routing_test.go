@@ -236,6 +236,7 @@ func TestPerRoute(t *testing.T) {
 		other := startEngine(t, sim.Config{Models: []string{"o"}})
 		w := prepareWorld(t, d, setup{
 			routes: d.route("/other", "shunt_engines", "{pool: other, policy: random}") +
+				d.route("/v1/completions", "shunt_engines", "policy: random") +
 				d.route("/missing", "shunt_engines", "pool: nobody") +
 				d.route("/off", "plain", "disabled: true"),
 			clusters: plainCluster(other.Addr()),
@@ -253,6 +254,10 @@ func TestPerRoute(t *testing.T) {
 		r = w.must(t, w.h1, call{body: strings.NewReader(chat), header: explain})
 		if r.status != 200 || r.header.Get("X-Shunt-Endpoint") == other.Addr() {
 			t.Errorf("the first pool: %v", r)
+		}
+		r = w.must(t, w.h1, call{path: "/v1/completions", body: strings.NewReader(`{"model":"m","prompt":"x"}`), header: explain})
+		if r.status != 200 || r.header.Get("X-Shunt-Policy") != "random" {
+			t.Errorf("the route's policy: %v", r)
 		}
 		w.waitLog(t, `\[error\].*shunt: a route names pool "nobody", which no configuration defines \(defined: default, other\)`)
 		r = w.must(t, w.h1, call{path: "/missing"})
