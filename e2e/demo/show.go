@@ -14,17 +14,21 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shuntproxy/shunt/e2e/envoyrun"
 	"github.com/shuntproxy/shunt/filter"
 )
 
-const (
-	requests = 300
-	rate     = 30.0 // a second
-)
+// requests is how many chat requests show sends.
+const requests = 300
 
 // show is make demo.
 func show(ctx context.Context, s settings, out io.Writer) (err error) {
+	// A make that is killed tells its children nothing: the kernel does.
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0); err != nil {
+		return fmt.Errorf("prctl: %w", err)
+	}
 	module, err := s.module()
 	if err != nil {
 		return err
@@ -89,7 +93,7 @@ func number(v *float64, factor float64) string {
 
 // showTraffic sends the chat requests and prints where they went.
 func (w *world) showTraffic(ctx context.Context, policy string, out io.Writer) error {
-	list := traffic(requests, rate, 1)
+	list := traffic(requests, 1)
 	streamed := 0
 	for _, c := range list {
 		if c.stream {

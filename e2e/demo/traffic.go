@@ -22,9 +22,12 @@ type chat struct {
 	maxTokens int
 }
 
-// traffic makes up n requests that arrive at random, rate a second on average (a Poisson process), as those of many
+// rate is how many requests arrive in a second, on average.
+const rate = 30.0
+
+// traffic makes up n requests that arrive at random (a Poisson process), as those of many
 // independent users do: two thirds for the big model, two thirds streamed, prompts of very different lengths.
-func traffic(n int, rate float64, seed uint64) []chat {
+func traffic(n int, seed uint64) []chat {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	list := make([]chat, n)
 	at := 0.0

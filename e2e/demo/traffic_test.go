@@ -13,11 +13,11 @@ import (
 )
 
 func TestTraffic(t *testing.T) {
-	list := traffic(3000, 30, 7)
-	if !reflect.DeepEqual(list, traffic(3000, 30, 7)) {
+	list := traffic(3000, 7)
+	if !reflect.DeepEqual(list, traffic(3000, 7)) {
 		t.Error("the same seed gives other traffic")
 	}
-	if reflect.DeepEqual(list, traffic(3000, 30, 8)) {
+	if reflect.DeepEqual(list, traffic(3000, 8)) {
 		t.Error("another seed gives the same traffic")
 	}
 	big, streamed := 0, 0
@@ -49,7 +49,7 @@ func TestTraffic(t *testing.T) {
 		t.Errorf("%d for the big model and %d streamed, of %d", big, streamed, len(list))
 	}
 	if last := list[len(list)-1].at; last < 90*time.Second || last > 110*time.Second {
-		t.Errorf("%d requests at 30 a second take %v", len(list), last)
+		t.Errorf("%d requests at %v a second take %v", len(list), rate, last)
 	}
 }
 
