@@ -26,12 +26,13 @@ $(ABI): go.mod
 	@dir=$$(go list -f '{{.Dir}}' $(ABI_PKG)) && test -n "$$dir" && install -m 0644 "$$dir/abi.h" $@
 
 .PHONY: build
-build: $(ABI) ## libshunt.so, shunt and enginesim, in build/out
+build: $(ABI) ## libshunt.so, libshunt_contrib.so, shunt and enginesim, in build/out
 	@mkdir -p $(OUT)
 	$(MODULE) -o $(OUT)/libshunt.so ./build/libshunt
+	$(MODULE) -o $(OUT)/libshunt_contrib.so ./build/libshunt_contrib
 	$(STATIC) -o $(OUT)/shunt ./cmd/shunt
 	$(STATIC) -o $(OUT)/enginesim ./cmd/enginesim
-	@rm -f $(OUT)/libshunt.h
+	@rm -f $(OUT)/*.h
 
 $(LINT):
 	@mkdir -p $(CACHE)/bin
@@ -72,14 +73,22 @@ fuzz: $(ABI) ## each fuzz target for FUZZTIME (20s)
 	  for t in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' "$$dir"/*_test.go 2>/dev/null | cut -c6-); do \
 	    echo "== $$pkg $$t"; go test -run '^$$' -fuzz "^$$t\$$" -fuzztime $(FUZZTIME) "$$pkg"; done; done
 
-DOOR ?= stock
+DEMO       := $(OUT)/demo/demo
+DEMO_FLAGS = $(if $(DOOR),--door $(DOOR)) $(if $(POLICY),--policy $(POLICY)) $(ARGS)
+
+# A built binary, not go run: a signal would end go run and orphan the demo.
+.PHONY: demo-tool
+demo-tool: build
+	@mkdir -p $(OUT)/demo
+	@CGO_ENABLED=0 go build -trimpath -o $(DEMO) ./e2e/demo
+
 .PHONY: demo up down
-demo: build ## four engines, Envoy with shunt, 300 requests and what came of them
-	go run ./e2e/demo --door $(DOOR)
-up: build ## the same, left running; prints curl lines
-	go run ./e2e/demo up --door $(DOOR)
+demo: demo-tool ## 300 chat requests through Envoy with shunt inside, and what became of them
+	@$(DEMO) show $(DEMO_FLAGS)
+up: demo-tool ## leave it running on 127.0.0.1:8080, 9901, 9902 (ARGS="--listen IP:port ...")
+	@$(DEMO) up $(DEMO_FLAGS)
 down: ## end what make up started
-	go run ./e2e/demo down
+	@if [ -x $(DEMO) ]; then $(DEMO) down; else echo "Nothing is up."; fi
 
 .PHONY: bench
 bench: build ## CPU, throughput and latency beside bare Envoy and an empty Go module
@@ -91,5 +100,5 @@ bench-go: $(ABI) ## the Go benchmarks
 	go test -run '^$$' -bench . -benchmem ./...
 
 .PHONY: clean
-clean: ## remove what was built, but not the caches
+clean: down ## remove what was built, but not the caches
 	rm -rf $(OUT)
