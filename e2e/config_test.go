@@ -230,15 +230,23 @@ func TestReadyz(t *testing.T) {
 	})
 }
 
+// startCold is a world whose only engine answers nothing until it is opened,
+// so that requests wait for the pool's start.
+func startCold(t *testing.T, d door, config string, expect []string) (*world, *hole) {
+	t.Helper()
+	hole := startHole(t)
+	w := prepareWorld(t, d, setup{notReady: true, engines: 1, expect: expect})
+	w.setup.pools = "pools: {default: {static: [{address: \"" + hole.addr + "\", labels: {model.aibrix.ai/name: m, model.aibrix.ai/metric-port: \"" + hole.port + "\"}}]}}\n"
+	w.options.Document = []byte(w.document(config + "health: {path: /health, timeout: 1m}\nstartupHold: 1m\nscrape: {interval: 1m, timeout: 1m, staleAfter: 5m}\n"))
+	w.run(t)
+	return w, hole
+}
+
 // TestColdStart: requests that come before anything is known of an endpoint wait
 // for it, and are served.
 func TestColdStart(t *testing.T) {
 	eachDoor(t, func(t *testing.T, d door) {
-		hole := startHole(t)
-		w := prepareWorld(t, d, setup{notReady: true, engines: 1})
-		w.setup.pools = "pools: {default: {static: [{address: \"" + hole.addr + "\", labels: {model.aibrix.ai/name: m, model.aibrix.ai/metric-port: \"" + hole.port + "\"}}]}}\n"
-		w.options.Document = []byte(w.document("health: {path: /health, timeout: 1m}\nstartupHold: 1m\nscrape: {interval: 1m, timeout: 1m, staleAfter: 5m}\n"))
-		w.run(t)
+		w, hole := startCold(t, d, "", nil)
 		eventually(t, "/readyz is 503", func() string {
 			code, body := w.adminGet("/readyz")
 			if code == 503 && strings.Contains(body, "probed") {
@@ -292,7 +300,7 @@ func TestPortInUse(t *testing.T) {
 func TestNoSecretsInOutputs(t *testing.T) {
 	const canary = "CANARY-5e0c1f"
 	eachDoor(t, func(t *testing.T, d door) {
-		w := start(t, d, setup{engines: 1, engine: sim.Config{AnyModel: false}, expect: []string{`internal error`, `\[error\].*shunt: `}})
+		w := start(t, d, setup{engines: 1, expect: panicLines})
 		secret := header("authorization", "Bearer "+canary, "cookie", "s="+canary, "x-api-key", canary, "x-shunt-explain", "1")
 		bodies := []string{
 			strings.Replace(chat, "hi", canary, 1),

@@ -10,6 +10,7 @@ type door struct {
 	name   string // as in bootstrap.Options.Door
 	module string // the file that Envoy loads
 	main   string // the Go package it is built from
+	filter string // the HTTP filter's name in the reference bootstrap
 
 	// grpcDetails: a gRPC reply carries response_code_details. The stock door
 	// makes it of headers alone, which have no place for details.
@@ -26,7 +27,7 @@ type door struct {
 // doors are those that every test runs through.
 func doors() []door {
 	return []door{{
-		name: "stock", module: "libshunt.so", main: "./build/libshunt",
+		name: "stock", module: "libshunt.so", main: "./build/libshunt", filter: "envoy.filters.http.dynamic_modules",
 		raisesLimit:  true,
 		filterConfig: func(b doc) doc { return b.hcm().at("http_filters", 0, "typed_config", "filter_config").(doc) },
 		perRoute: func(config string) string {
@@ -40,11 +41,6 @@ filter_config: {"@type": type.googleapis.com/google.protobuf.StringValue, value:
 	}}
 }
 
-// filterNames are the names of shunt's filter in the reference bootstrap.
-func (d door) filterName() string {
-	return map[string]string{"stock": "envoy.filters.http.dynamic_modules"}[d.name]
-}
-
 // eachDoor runs a test once a door.
 func eachDoor(t *testing.T, f func(t *testing.T, d door)) {
 	for _, d := range doors() {
@@ -55,12 +51,12 @@ func eachDoor(t *testing.T, f func(t *testing.T, d door)) {
 // route is an item of bootstrap.Options.ExtraRoutes: requests to path go to
 // cluster with shunt's config, YAML on one line, for that route.
 func (d door) route(path, cluster, config string) string {
-	return routeWith(path, cluster, d.filterName(), d.perRoute(config))
+	return routeWith(path, cluster, d.filter, d.perRoute(config))
 }
 
 // bypassed is a route on which Envoy doesn't run shunt.
 func (d door) bypassed(path, cluster string) string {
-	return routeWith(path, cluster, d.filterName(), `
+	return routeWith(path, cluster, d.filter, `
 "@type": type.googleapis.com/envoy.config.route.v3.FilterConfig
 disabled: true`)
 }

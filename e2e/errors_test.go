@@ -52,7 +52,7 @@ const errorConfig = "models: {known: [{name: known}]}\nallowedPolicies: [random]
 // startWithDead is a world in which the engines of model dead are killed.
 func startWithDead(t *testing.T, d door) *world {
 	dead := startEngine(t, sim.Config{Models: []string{"dead"}})
-	w := prepareWorld(t, d, setup{engines: 1, config: errorConfig, expect: []string{`internal error in body`, `\[error\].*shunt: (goroutine|\S+\(|\s|created by|panic\(|runtime)`}})
+	w := prepareWorld(t, d, setup{engines: 1, config: errorConfig, expect: panicLines})
 	var all []any
 	for _, list := range []string{endpoints("m", w.engines...), endpoints("dead", dead)} {
 		var some []any

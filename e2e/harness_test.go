@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -110,6 +111,7 @@ type world struct {
 	engines []*sim.Server
 	options bootstrap.Options
 	setup   setup
+	records records
 	addr    string // of Envoy's listener
 	admin   *http.Client
 	h1, h2  *http.Client
@@ -291,8 +293,9 @@ func (w *world) envoyOptions(t *testing.T) envoyrun.Options {
 	t.Helper()
 	o := envoyrun.Options{
 		Binary: envoyBinary, Bootstrap: w.bootstrap(t), Concurrency: 2, Dir: w.dir,
-		Env:  []string{"ENVOY_DYNAMIC_MODULES_SEARCH_PATH=" + modulesDir},
-		Args: append([]string{"--file-flush-interval-msec", "20"}, w.setup.args...),
+		OnLine: w.records.add,
+		Env:    []string{"ENVOY_DYNAMIC_MODULES_SEARCH_PATH=" + modulesDir},
+		Args:   append([]string{"--file-flush-interval-msec", "20"}, w.setup.args...),
 	}
 	for _, p := range w.setup.expect {
 		o.Expect = append(o.Expect, regexp.MustCompile(p))
@@ -475,12 +478,45 @@ func (w *world) waitLog(t *testing.T, pattern string) string {
 // access is the access log's record of the request with that id.
 func (w *world) access(t *testing.T, id string) doc {
 	t.Helper()
-	line := w.waitLog(t, `"test_id":"`+id+`"`)
+	line := ""
+	eventually(t, "request "+id+" is in the access log", func() string {
+		if line = w.records.get(id); line == "" {
+			return "no"
+		}
+		return ""
+	})
 	var record doc
 	if err := json.Unmarshal([]byte(line), &record); err != nil {
 		t.Fatalf("%v: %s", err, line)
 	}
 	return record
+}
+
+// records is the access log by the requests' ids.
+type records struct {
+	mu   sync.Mutex
+	byID map[string]string // protected by mu
+}
+
+// add takes a line of Envoy's output.
+func (r *records) add(line string) {
+	_, rest, ok := strings.Cut(line, `"test_id":"`)
+	id, _, _ := strings.Cut(rest, `"`)
+	if !ok || !strings.HasPrefix(line, "{") {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byID == nil {
+		r.byID = map[string]string{}
+	}
+	r.byID[id] = line
+}
+
+func (r *records) get(id string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.byID[id]
 }
 
 // wait waits for counts of an engine.
@@ -505,7 +541,7 @@ func eventually(t *testing.T, what string, complaint func() string) {
 		if time.Now().After(deadline) {
 			t.Fatalf("never came true: %s; last seen: %s", what, said)
 		}
-		time.Sleep(2 * time.Millisecond) // between two looks at a state that sends no event
+		time.Sleep(5 * time.Millisecond) // between two looks at a state that sends no event
 	}
 }
 

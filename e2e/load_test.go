@@ -179,6 +179,19 @@ func TestEngineFaults(t *testing.T) {
 				})
 			}
 		}
+		t.Run("the only engine is not set aside", func(t *testing.T) {
+			if err := engine.SetFaults(sim.Fault{Kind: sim.FaultReset, Count: 5}); err != nil {
+				t.Fatal(err)
+			}
+			for range 5 {
+				if r := w.must(t, w.h1, call{body: strings.NewReader(chat)}); r.status != 503 || errorOf(t, r).Error.Code == "rejected-no-endpoints" {
+					t.Errorf("%v", r)
+				}
+			}
+			if r := w.must(t, w.h1, call{body: strings.NewReader(chat)}); r.status != 200 {
+				t.Errorf("%v", r)
+			}
+		})
 		t.Run("refused connection", func(t *testing.T) {
 			engine.Refuse(true, 0) // it stays ready until the second failure, an interval later
 			r := w.must(t, w.h1, call{body: strings.NewReader(chat)})
@@ -382,6 +395,47 @@ func TestWaiting(t *testing.T) {
 				}
 				if a := w.access(t, granted[0].reply.id); a.at("shunt", "queue_ms") == nil {
 					t.Errorf("metadata queue_ms is missing: %v", a["shunt"])
+				}
+			})
+		}
+	})
+}
+
+// TestGrantsMeetAborts lets grants and clients that leave race for the same
+// requests: each of them ends, and nothing is left.
+func TestGrantsMeetAborts(t *testing.T) {
+	eachDoor(t, func(t *testing.T, d door) {
+		w := start(t, d, setup{})
+		for proto := range w.protocols() {
+			t.Run(proto, func(t *testing.T) {
+				const n = 300 // a client: more resets would look like an attack to Envoy
+				for range 3 {
+					c := map[string]func(*testing.T) *http.Client{"h1": client1, "h2": client2}[proto](t)
+					var all []*background
+					for range n {
+						all = append(all, w.begin(t, c, call{body: strings.NewReader(chat), header: header("x-shunt-test", "wait-10m")}))
+					}
+					w.waitLoad(t, 0, n)
+					granted := make(chan struct{})
+					go func() {
+						defer close(granted)
+						for range n / 10 {
+							w.adminDo("POST", "/test/grant?n=10")
+						}
+					}()
+					for i := range all {
+						all[(i*7)%n].cancel()
+					}
+					<-granted
+					for _, b := range all {
+						if r, err := b.wait(); err == nil && r.status != 200 {
+							t.Fatalf("%v", r)
+						}
+					}
+					w.waitLoad(t, 0, 0)
+				}
+				if r := w.must(t, w.h1, call{body: strings.NewReader(chat)}); r.status != 200 {
+					t.Errorf("%v", r)
 				}
 			})
 		}

@@ -5,29 +5,31 @@ import (
 	"testing"
 )
 
+// panicLines are those of a contained panic: what and where, and the stack.
+var panicLines = []string{`shunt: internal error in [\w ]+: injected`, `shunt: (goroutine|\S+\(|\s|created by|panic\(|runtime)`}
+
 // TestPanics injects a panic into each callback: the client gets 500, or by
 // config a pick, and Envoy goes on.
 func TestPanics(t *testing.T) {
-	const line = `internal error in \w+: injected`
 	rows := []struct {
 		where     string
 		query     call
 		trailers  bool
-		wait      bool
 		undecided bool // nothing is decided there: the request goes on, whatever the config
+		final     bool // there is nothing to route
 	}{
 		{where: "headers", query: call{method: "GET", path: "/v1/models"}},
 		{where: "headers"},
 		{where: "body"},
 		{where: "body", trailers: true},
 		{where: "trailers", trailers: true, undecided: true},
-		{where: "resume", wait: true},
+		{where: "too large", query: call{path: "/v1/completions"}, final: true},
 		{where: "finish", undecided: true},
 	}
 	eachDoor(t, func(t *testing.T, d door) {
 		for _, onError := range []string{"reject", "route"} {
 			t.Run(onError, func(t *testing.T) {
-				w := start(t, d, setup{config: "onInternalError: " + onError + "\n", expect: []string{line, `^shunt: `, `\[error\].*shunt: (goroutine|\S+\(|\s|created by|panic\(|runtime)`}})
+				w := start(t, d, setup{config: "onInternalError: " + onError + "\n", expect: panicLines})
 				for _, row := range rows {
 					for proto, c := range w.protocols() {
 						t.Run(row.where+" "+proto, func(t *testing.T) {
@@ -39,16 +41,16 @@ func TestPanics(t *testing.T) {
 							if q.method == "" {
 								q.body = &pieces{chat, 10}
 							}
+							if row.final {
+								q.body, q.length = &pieces{chatOf(limit + 1), block}, -1
+							}
 							if row.trailers {
 								q.trailer = header("x-checksum", "kept", "x-gateway-destination-endpoint", "127.0.0.1:1")
 								q.length = -1
 							}
 							r := w.must(t, c, q)
-							rejected := onError == "reject" && !row.undecided
+							rejected := row.final || onError == "reject" && !row.undecided
 							switch {
-							case row.where == "resume":
-								// A request waits only for a test's wait, which is the other
-								// value of the same header: see TestPanicAfterWaiting.
 							case rejected:
 								e := errorOf(t, r).Error
 								if r.status != 500 || e.Code != "rejected-internal" || e.Type != "api_error" || r.header.Get("X-Llm-D-Request-Dropped-Reason") != "rejected-internal" {
@@ -73,9 +75,6 @@ func TestPanics(t *testing.T) {
 									t.Errorf("destination trailer %q", v)
 								}
 							}
-							if row.where == "resume" {
-								return
-							}
 							eventually(t, "the fault is counted", func() string {
 								if n := w.metric(t, "shunt_internal_errors_total", "where", row.where); n != before+1 {
 									return "no"
@@ -96,7 +95,40 @@ func TestPanics(t *testing.T) {
 						})
 					}
 				}
-				w.waitLog(t, line)
+				w.waitLog(t, panicLines[0])
+			})
+		}
+	})
+}
+
+// TestPanicAfterWaiting: the panic comes when a request that waited for the
+// pool's start is decided.
+func TestPanicAfterWaiting(t *testing.T) {
+	eachDoor(t, func(t *testing.T, d door) {
+		for onError, want := range map[string]int{"reject": 500, "route": 200} {
+			t.Run(onError, func(t *testing.T) {
+				w, hole := startCold(t, d, "onInternalError: "+onError+"\n", panicLines)
+				var all []*background
+				for _, c := range w.protocols() {
+					h := header("x-shunt-test", "panic-resume")
+					all = append(all, w.begin(t, c, call{body: strings.NewReader(chat), header: h}),
+						w.begin(t, c, call{method: "GET", path: "/x", header: h}))
+				}
+				w.waitLoad(t, 0, len(all))
+				hole.open()
+				for _, b := range all {
+					r, err := b.wait()
+					if err != nil || r.status != want || (want == 500) != (r.header.Get("X-Llm-D-Request-Dropped-Reason") == "rejected-internal") {
+						t.Errorf("%v %v", err, r)
+					}
+				}
+				w.waitLoad(t, 0, 0)
+				if n := w.metric(t, "shunt_internal_errors_total", "where", "resume"); n != float64(len(all)) {
+					t.Errorf("%v faults counted", n)
+				}
+				if r := w.must(t, w.h1, call{body: strings.NewReader(chat)}); r.status != 200 {
+					t.Errorf("the next request: %v", r)
+				}
 			})
 		}
 	})

@@ -123,6 +123,8 @@ func TestListenerReload(t *testing.T) {
 	eachDoor(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{lds: true, expect: []string{`shunt: configuration refused`, `shunt: policy`, `shunt: scrape`, `shunt: route configuration refused`}})
 		end := w.slow(t)
+		waiting := w.begin(t, w.h2, call{body: strings.NewReader(chat), header: header("x-shunt-test", "wait-10m")})
+		w.waitLoad(t, 1, 1)
 		tr := w.startTraffic(t)
 		tr.more(t, 50)
 		for _, policy := range []string{"random", "least-kv-cache", "least-request"} {
@@ -170,7 +172,39 @@ func TestListenerReload(t *testing.T) {
 		tr.more(t, 50)
 		tr.stop(t)
 		end()
+		w.adminDo("POST", "/test/grant?n=1")
+		if r, err := waiting.wait(); err != nil || r.status != 200 {
+			t.Errorf("a request that waited meanwhile: %v %v", err, r)
+		}
 		w.waitLoad(t, 0, 0)
+	})
+}
+
+// TestNewestDefinitionCounts: while Envoy drains the old listener two live
+// configurations define the pool differently.
+func TestNewestDefinitionCounts(t *testing.T) {
+	eachDoor(t, func(t *testing.T, d door) {
+		w := start(t, d, setup{lds: true})
+		gone, kept := w.engines[0], w.engines[1]
+		w.setup.pools = "pools: {default: {static: " + w.static(kept) + "}}\n"
+		w.options.Document = []byte(w.document(""))
+		w.writeListener(t)
+		eventually(t, "one endpoint is left", func() string {
+			if s := w.status(t).Pools[0]; len(s.Endpoints) != 1 || s.Configs != 2 || !s.Conflict {
+				return fmt.Sprintf("%d endpoints, %d configurations, conflict %v", len(s.Endpoints), s.Configs, s.Conflict)
+			}
+			return ""
+		})
+		w.waitLog(t, `\[warning\].*shunt: pool default: the newest configuration defines it differently`)
+		before := gone.Counters().Received
+		for range 30 {
+			if r := w.must(t, w.h1, call{body: strings.NewReader(chat)}); r.status != 200 {
+				t.Errorf("%v", r)
+			}
+		}
+		if n := gone.Counters().Received; n != before {
+			t.Errorf("the endpoint that is gone got %d requests", n-before)
+		}
 	})
 }
 
@@ -180,6 +214,19 @@ func TestOldConfigurationsEnd(t *testing.T) {
 	eachDoor(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{lds: true, args: []string{"--drain-time-s", "1", "--drain-strategy", "immediate"}})
 		before := w.status(t)
+		// What is still open when the drain time ends is cut, and leaves nothing.
+		for _, e := range w.engines {
+			if err := e.SetFaults(sim.Fault{Kind: sim.FaultHang, Path: "/hang"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		open := []*background{
+			w.begin(t, w.h1, call{method: "GET", path: "/hang"}),
+			w.begin(t, w.h2, call{method: "GET", path: "/hang"}),
+			w.begin(t, w.h1, call{body: strings.NewReader(chat), header: header("x-shunt-test", "wait-10m")}),
+			w.begin(t, w.h2, call{body: strings.NewReader(chat), header: header("x-shunt-test", "wait-10m")}),
+		}
+		w.waitLoad(t, 2, 2)
 		w.options.Document = []byte(w.document("policy: random\n"))
 		w.writeListener(t)
 		w.waitPolicy(t, "random")
@@ -189,6 +236,12 @@ func TestOldConfigurationsEnd(t *testing.T) {
 			}
 			return ""
 		})
+		for _, b := range open {
+			if r, err := b.wait(); err == nil && r.err == nil {
+				t.Errorf("answered: %v", r)
+			}
+		}
+		w.waitLoad(t, 0, 0)
 		// The pool is the process's: its picks are still counted, and it scrapes.
 		after := w.status(t)
 		if after.Pools[0].Snapshot < before.Pools[0].Snapshot || !after.Ready {
@@ -307,20 +360,15 @@ func TestPoolFile(t *testing.T) {
 			t.Errorf("the removed endpoint got %d more requests", n-before)
 		}
 
-		for i, broken := range []string{"[{address: }", "[{address: \"host:1\"}]", ""} {
+		for _, broken := range []string{"[{address: }", "[{address: \"host:1\"}]"} {
 			w.write(t, "pool.yaml", broken)
-			if i < 2 {
-				eventually(t, "the set is not fresh", func() string {
-					if s := w.status(t).Pools[0]; s.Fresh || len(s.Endpoints) != 2 {
-						return fmt.Sprint("fresh ", s.Fresh, " endpoints ", len(s.Endpoints))
-					}
-					return ""
-				})
-				tr.more(t, 20)
-			}
-			if i == 1 {
-				break
-			}
+			eventually(t, "the set is not fresh", func() string {
+				if s := w.status(t).Pools[0]; s.Fresh || len(s.Endpoints) != 2 {
+					return fmt.Sprint("fresh ", s.Fresh, " endpoints ", len(s.Endpoints))
+				}
+				return ""
+			})
+			tr.more(t, 20)
 		}
 		w.waitLog(t, `\[error\].*pool\.yaml.*keeping the last good set of 2 endpoints`)
 

@@ -226,6 +226,13 @@ func TestUpgradesAndCONNECT(t *testing.T) {
 				t.Errorf("the body was not looked at: %v", r)
 			}
 		})
+		t.Run("an upgrade that is none of Envoy's", func(t *testing.T) {
+			c := w.dial(t)
+			c.send(t, rawRequest("POST", "/v1/chat/completions", "connection: upgrade\r\nupgrade: other\r\n", strings.Replace(chat, `"m"`, `"unknown"`, 1)))
+			if r := c.read(t); r.status < 400 {
+				t.Errorf("%v", r)
+			}
+		})
 		w.waitLoad(t, 0, 0)
 	})
 }
