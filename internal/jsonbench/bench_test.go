@@ -5,6 +5,7 @@ import (
 	stdjson "encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"strings"
 	"syscall"
 	"testing"
@@ -73,7 +74,8 @@ func readers() []reader {
 	return []reader{
 		{"scan", scanned(1<<30, new(counter))},
 		{"scan-16KiB-chunks", scanned(16<<10, new(counter))},
-		{"scan-no-sink", scanned(1<<30, nil)}, // under policies that need sizes only
+		{"scan-no-sink", scanned(1<<30, nil)},               // under policies that need sizes only
+		{"scan-no-sink-16KiB-chunks", scanned(16<<10, nil)}, // as the proxy's buffers hold it
 		{"encoding/json", func(b []byte) (found, error) {
 			var r request
 			err := stdjson.Unmarshal(b, &r)
@@ -174,11 +176,11 @@ func readJSONText(b []byte) (f found, err error) {
 	}
 }
 
-// body is a chat of about size bytes in n messages, with a line break and two quotes in every 78 bytes.
-func body(size, n int) []byte {
+// body is a chat of about size bytes in n messages that repeat a line.
+func body(size, n int, line string) []byte {
 	var text strings.Builder
 	for text.Len() < size/n {
-		text.WriteString("The quick brown fox jumps over the lazy dog, and then it \"rests\" for a while.\n")
+		text.WriteString(line)
 	}
 	type message struct {
 		Role    string `json:"role"`
@@ -196,14 +198,36 @@ func body(size, n int) []byte {
 	return b
 }
 
+const (
+	dense = "The quick brown fox jumps over the lazy dog, and then it \"rests\" for a while.\n"
+	prose = "The quick brown fox jumps over the lazy dog; then it rests for a good while.\nAnd it \"sleeps\", as foxes do after " +
+		"a long day of jumping over dogs that cannot be bothered, until it is dark and then some more. The dog does not mind.\n"
+	chinese = "敏捷的棕色狐狸跳过懒狗，然后休息一会儿。\n"
+)
+
+// ascii escapes all but ASCII, as Python's json does unless told otherwise.
+func ascii(b []byte) []byte {
+	var out bytes.Buffer
+	for _, r := range string(b) {
+		if r < 0x80 {
+			out.WriteRune(r)
+		} else {
+			fmt.Fprintf(&out, "\\u%04x", r)
+		}
+	}
+	return out.Bytes()
+}
+
 var bodies = []struct {
 	name string
 	body []byte
 }{
-	{"1KB-chat", body(900, 3)},
-	{"256KB-chat", body(256<<10, 12)},
-	{"4MiB-prompt", body(4<<20-1024, 1)},
+	{"1KB-chat", body(900, 3, dense)},
+	{"256KB-chat", body(256<<10, 12, dense)},
+	{"256KB-prose", body(256<<10, 12, prose)}, // an escape in every 60 bytes
 	{"256KB-no-escapes", []byte(`{"model":"qwen/qwen3-8b","stream":true,"messages":[{"role":"user","content":"` + strings.Repeat("base64AAAA+/0123", 16<<10) + `"}]}`)},
+	{"256KB-chinese", ascii(body(128<<10, 12, chinese))},
+	{"4MiB-prompt", body(4<<20-1024, 1, dense)},
 }
 
 // TestReadersAgree keeps the comparison honest.
@@ -248,5 +272,38 @@ func BenchmarkRead(b *testing.B) {
 				b.ReportMetric(float64(len(in.body))/used*1e3, "cpu-MB/s")
 			})
 		}
+	}
+}
+
+// BenchmarkCold reads bodies as they come from a network: chunks of 16 KiB all over the memory, 96 MiB of them in turn,
+// so that they are in no cache near the processor. Sizes only.
+func BenchmarkCold(b *testing.B) {
+	const chunk = 16 << 10
+	rules := openai.Lookup("POST", "/v1/chat/completions", nil).Rules
+	for _, in := range bodies[1:4] {
+		b.Run(in.name, func(b *testing.B) {
+			copies := 96 << 20 / len(in.body)
+			per := (len(in.body) + chunk - 1) / chunk
+			memory := make([]byte, copies*per*chunk)
+			chunks := make([][]byte, copies*per)
+			for i, at := range rand.New(rand.NewPCG(1, 2)).Perm(len(chunks)) {
+				n := copy(memory[at*chunk:(at+1)*chunk], in.body[i%per*chunk:])
+				chunks[i] = memory[at*chunk:][:n]
+			}
+			scan := new(openai.Scan)
+			b.SetBytes(int64(len(in.body)))
+			before, i := cpu(b), 0
+			for b.Loop() {
+				scan.Reset(rules, openai.Options{MaxDepth: 512})
+				for _, c := range chunks[i*per : (i+1)*per] {
+					scan.Write(c)
+				}
+				if r, err := scan.Finish(); err != nil || r.Bytes != int64(len(in.body)) {
+					b.Fatal(r, err)
+				}
+				i = (i + 1) % copies
+			}
+			b.ReportMetric(float64(cpu(b)-before)/float64(b.N), "cpu-ns/op")
+		})
 	}
 }

@@ -22,14 +22,16 @@ type outcome struct {
 	offset           int64
 }
 
-// scan reads chunks with a fresh Scan.
+// scan reads chunks with a fresh Scan, and with another that has no sink; they must agree.
 func scan(e *Endpoint, chunks ...[]byte) outcome {
-	var s Scan
+	var s, sizes Scan
 	var c collect
 	s.Reset(e.Rules, Options{Sink: &c, MaxDepth: 512})
+	sizes.Reset(e.Rules, Options{MaxDepth: 512})
 	for _, chunk := range chunks {
 		own := bytes.Clone(chunk)
 		s.Write(own)
+		sizes.Write(own)
 		for i := range own { // nothing may be read after the call
 			own[i] = '#'
 		}
@@ -38,6 +40,9 @@ func scan(e *Endpoint, chunks ...[]byte) outcome {
 	o := outcome{Result: r, prompt: c[LanePrompt].String(), preamble: c[LanePreamble].String()}
 	if err != nil {
 		o.code, o.message, o.param, o.offset = err.Code, err.Message, err.Param, err.Offset
+	}
+	if r2, err2 := sizes.Finish(); r2 != r || (err == nil) != (err2 == nil) || err != nil && *err != *err2 {
+		o.code = Code(fmt.Sprintf("without a sink %+v, %v", r2, err2))
 	}
 	return o
 }
@@ -327,7 +332,7 @@ func (g *generator) str(s string) {
 
 func (g *generator) word() string {
 	return g.pick("", "a", "model", "hello there, how are you today my friend of old", "日本語のテキスト", "😀 smile", "x\ny", `q"uote`,
-		strings.Repeat("long ", g.IntN(40)))
+		strings.Repeat("long ", g.IntN(40)), strings.Repeat("\"a\" \\b\n", g.IntN(40)))
 }
 
 func (g *generator) list(open, end byte, n int, item func(i int)) {

@@ -1,71 +1,34 @@
 package openai
 
 import (
-	"encoding/binary"
-	"math/bits"
 	"unicode/utf16"
 	"unicode/utf8"
 )
 
-const (
-	lows  = 0x0101010101010101
-	highs = 0x8080808080808080
-)
-
-// stops marks, in the high bit of each byte of w, quotes, backslashes and control characters. The lowest mark is
-// exact; one above it may be false, since a subtraction borrows only out of a byte that is itself marked.
-func stops(w uint64) uint64 {
-	return (((w ^ lows*'"') - lows) | ((w ^ lows*'\\') - lows) | (w - lows*0x20)) & ^w & highs
-}
-
-// indexStop returns the index, from i on, of the first byte that ends a run of plain string bytes, or len(p).
-func indexStop(p []byte, i int) int {
-	for len(p)-i >= 32 {
-		q := p[i : i+32 : i+32]
-		a := stops(binary.LittleEndian.Uint64(q))
-		if a != 0 {
-			return i + bits.TrailingZeros64(a)>>3
-		}
-		b := stops(binary.LittleEndian.Uint64(q[8:]))
-		c := stops(binary.LittleEndian.Uint64(q[16:]))
-		d := stops(binary.LittleEndian.Uint64(q[24:]))
-		if b|c|d != 0 {
-			switch {
-			case b != 0:
-				return i + 8 + bits.TrailingZeros64(b)>>3
-			case c != 0:
-				return i + 16 + bits.TrailingZeros64(c)>>3
-			}
-			return i + 24 + bits.TrailingZeros64(d)>>3
-		}
-		i += 32
-	}
-	for len(p)-i >= 8 {
-		if a := stops(binary.LittleEndian.Uint64(p[i:])); a != 0 {
-			return i + bits.TrailingZeros64(a)>>3
-		}
-		i += 8
-	}
-	for ; i < len(p); i++ {
-		if c := p[i]; c == '"' || c == '\\' || c < 0x20 {
-			return i
-		}
-	}
-	return i
-}
-
 // unescaped maps the byte after a backslash to what it stands for; 0 is not a one-byte escape.
 var unescaped = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// hexValue maps a hexadecimal digit to its value plus 1; 0 is none.
-var hexValue = [256]uint8{
-	'0': 1, '1': 2, '2': 3, '3': 4, '4': 5, '5': 6, '6': 7, '7': 8, '8': 9, '9': 10,
-	'a': 11, 'b': 12, 'c': 13, 'd': 14, 'e': 15, 'f': 16, 'A': 11, 'B': 12, 'C': 13, 'D': 14, 'E': 15, 'F': 16,
-}
+// hexValue maps a hexadecimal digit to its value, anything else to noUnit.
+var hexValue = func() (t [256]uint32) {
+	for i := range t {
+		switch c := byte(i); {
+		case '0' <= c && c <= '9':
+			t[i] = uint32(c - '0')
+		case 'a' <= c|0x20 && c|0x20 <= 'f':
+			t[i] = uint32(c|0x20-'a') + 10
+		default:
+			t[i] = noUnit
+		}
+	}
+	return t
+}()
 
 // str goes on inside a string and returns where it ended or the chunk did. Escapes that lie whole in the chunk
 // are handled here, split ones by the states of write.
 func (m *machine) str(p []byte, i int) int {
+	if m.mode == modeSkip || m.mode == modeText && m.sink == nil {
+		return m.size(p, i)
+	}
 	start := i
 	for {
 		j := indexStop(p, i)
@@ -87,48 +50,100 @@ func (m *machine) str(p []byte, i int) int {
 			m.fail(faultControl, j, c)
 			return j
 		}
+		m.take(p[start:j])
 		if j+1 == len(p) {
-			m.take(p[start:j])
 			m.state = stEscape
 			return j + 1
 		}
 		e := p[j+1]
 		if d := unescaped[e]; d != 0 {
-			i = j + 2
-			if m.mode == modeSkip {
-				start = i
-				continue
-			}
-			if m.mode == modeText && m.sink == nil && m.high == 0 {
-				m.text[m.lane] += int64(j - start + 1)
-				start = i
-				continue
-			}
-			m.take(p[start:j])
-			start = j + 1
+			i, start = j+2, j+1
 			if d != e { // else the byte stands for itself and begins the next run
 				m.take(unescaped[e : int(e)+1])
 				start = i
 			}
 			continue
 		}
-		if e == 'u' && len(p)-j >= 6 {
-			a, b, c, d := hexValue[p[j+2]], hexValue[p[j+3]], hexValue[p[j+4]], hexValue[p[j+5]]
-			if a != 0 && b != 0 && c != 0 && d != 0 {
-				if m.mode != modeSkip {
-					m.take(p[start:j])
-					m.unit(uint16(a-1)<<12 | uint16(b-1)<<8 | uint16(c-1)<<4 | uint16(d-1))
-				}
-				i = j + 6
-				start = i
-				continue
+		i = j
+		for { // these seldom come alone
+			u := readUnit(p, i)
+			if u >= noUnit {
+				break
 			}
+			m.unit(uint16(u))
+			i += 6
 		}
-		m.take(p[start:j])
-		m.state = stEscape // finds the bad digit, or waits for the next chunk
-		return j + 1
+		if start = i; i == j {
+			m.state = stEscape // finds what is wrong, or waits for the next chunk
+			return j + 1
+		}
 	}
 }
+
+// size is str for strings whose bytes nobody wants, or only their number.
+func (m *machine) size(p []byte, i int) int {
+	for {
+		j, escapes := skipPlain(p, i)
+		if j > i && m.mode == modeText {
+			m.flushHigh()
+			m.text[m.lane] += int64(j - i - escapes)
+		}
+		if j == len(p) {
+			return j
+		}
+		switch c := p[j]; {
+		case c == '"':
+			if m.isKey {
+				m.state = stColon
+			} else {
+				m.endString(m.base + int64(j))
+			}
+			return j + 1
+		case c != '\\':
+			m.fail(faultControl, j, c)
+			return j
+		}
+		if i = m.units(p, j); i == j {
+			m.state = stEscape // finds what is wrong, or waits for the next chunk
+			return j + 1
+		}
+	}
+}
+
+// units counts the \u escapes that p[i:] begins with (they seldom come alone) and returns where they end.
+func (m *machine) units(p []byte, i int) int {
+	n := 0
+	for {
+		u := readUnit(p, i)
+		if u >= noUnit {
+			break
+		}
+		i += 6
+		switch {
+		case m.mode != modeText:
+		case m.high != 0 || u&0xFC00 == 0xD800: // a pair, perhaps
+			m.unit(uint16(u))
+		case u < 0x80:
+			n++
+		case u < 0x800:
+			n += 2
+		default:
+			n += 3
+		}
+	}
+	m.text[m.lane] += int64(n)
+	return i
+}
+
+// readUnit reads the \u escape at p[i:]; over 0xFFFF if there is none, or no whole one.
+func readUnit(p []byte, i int) uint32 {
+	if len(p)-i < 6 || p[i] != '\\' || p[i+1] != 'u' {
+		return noUnit
+	}
+	return hexValue[p[i+2]]<<12 | hexValue[p[i+3]]<<8 | hexValue[p[i+4]]<<4 | hexValue[p[i+5]]
+}
+
+const noUnit = 1 << 16
 
 // escape handles the byte after a backslash that str could not finish.
 func (m *machine) escape(i int, c byte) {
@@ -145,11 +160,11 @@ func (m *machine) escape(i int, c byte) {
 
 func (m *machine) hexDigit(i int, c byte) {
 	v := hexValue[c]
-	if v == 0 {
+	if v == noUnit {
 		m.fail(faultEscape, i, c)
 		return
 	}
-	m.hexV = m.hexV<<4 | uint16(v-1)
+	m.hexV = m.hexV<<4 | uint16(v)
 	if m.hexN++; m.hexN == 4 {
 		m.state = stString
 		if m.mode != modeSkip {

@@ -1,0 +1,11 @@
+//go:build !amd64
+
+package openai
+
+// indexStop returns the index, from i on, of the first byte that ends a run of plain string bytes, or len(p).
+func indexStop(p []byte, i int) int { return indexStopWords(p, i) }
+
+// skipPlain returns the index, from i on, of the first byte that is neither plain nor part of a one-byte escape: a
+// quote, a control character, the backslash of any other escape or of one that p cuts; or len(p). escapes counts the
+// escapes before it.
+func skipPlain(p []byte, i int) (end, escapes int) { return skipPlainWords(p, i) }

@@ -1,0 +1,5 @@
+//go:build !amd64
+
+package openai
+
+func checkBlocks([]byte) error { return nil }
