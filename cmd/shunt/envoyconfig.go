@@ -29,9 +29,12 @@ func envoyConfigCommand() *cobra.Command {
 			if o.Document, err = readDocument(cmd, file); err != nil {
 				return err
 			}
-			if o.Module != "" {
+			for _, path := range []*string{&o.Module, &o.HostModule} {
+				if *path == "" {
+					continue
+				}
 				// Envoy has its own working directory; the path is meant from this one.
-				if o.Module, err = filepath.Abs(o.Module); err != nil {
+				if *path, err = filepath.Abs(*path); err != nil {
 					return err
 				}
 			}
@@ -49,10 +52,12 @@ func envoyConfigCommand() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&file, "config", "", "shunt's config, YAML or JSON; - is stdin (required)")
-	flags.StringVar(&o.Door, "door", bootstrap.DoorStock, "how Envoy loads shunt: stock")
+	flags.StringVar(&o.Door, "door", bootstrap.DoorStock, "how Envoy loads shunt: stock (any image) or contrib (the contrib image's golang filter)")
+	flags.StringVar(&o.Host, "host", "", "what loads the plugin of the contrib door: contrib (default) or golanghost (a stock Envoy, for tests)")
 	flags.StringVar(&o.Listen, "listen", "0.0.0.0:8080", "IP:port for clients; port 0 lets the system choose")
 	flags.StringVar(&o.Admin, "admin", "127.0.0.1:9901", "IP:port of Envoy's admin interface; port 0 lets the system choose")
-	flags.StringVar(&o.Module, "module", "", "path of libshunt.so (default: Envoy searches for it by name)")
+	flags.StringVar(&o.Module, "module", "", "path of libshunt.so (default: Envoy searches for it by name), or of libshunt_contrib.so (default: "+bootstrap.ContribLibrary+")")
+	flags.StringVar(&o.HostModule, "host-module", "", "path of libgolanghost.so (default: Envoy searches for it by name)")
 	flags.StringVar(&o.ConfigFile, "config-path", "", "let shunt read and watch its config at this path, instead of inline")
 	flags.StringVar(&o.LDSFile, "lds-path", "", "let Envoy read and watch the listener at this path (see --print-listener)")
 	flags.BoolVar(&listener, "print-listener", false, "print the content for --lds-path instead of the bootstrap")

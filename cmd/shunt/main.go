@@ -1,8 +1,9 @@
-// Command shunt is the operator's tool: it checks configs and prints the Envoy
-// bootstrap. It needs neither Envoy nor libshunt.so.
+// Command shunt is the operator's tool: it checks configs, prints the Envoy
+// bootstrap and probes what runs. It needs neither Envoy nor libshunt.so.
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -23,16 +24,16 @@ func main() {
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use:           "shunt",
-		Short:         "Check shunt's configuration and print an Envoy bootstrap for it",
+		Short:         "Check shunt's configuration, print an Envoy bootstrap for it, probe what runs",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(envoyConfigCommand(), checkCommand(), versionCommand())
+	root.AddCommand(envoyConfigCommand(), checkCommand(), probeCommand(), versionCommand())
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	if err := root.Execute(); err != nil {
+	if err := root.ExecuteContext(context.Background()); err != nil {
 		writeError(stderr, err)
 		return 1
 	}

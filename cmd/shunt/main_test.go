@@ -58,7 +58,7 @@ func TestCommands(t *testing.T) {
 			name: "envoy-config bad", args: []string{"envoy-config", "--config", badFile}, code: 1,
 			stderr: []string{badFile + ": polcy (line 1)", badFile + ": fallbacks (line 2)"},
 		},
-		{name: "envoy-config door", args: []string{"envoy-config", "--config", goodFile, "--door", "x"}, code: 1, stderr: []string{`unknown door "x"; valid: stock`}},
+		{name: "envoy-config door", args: []string{"envoy-config", "--config", goodFile, "--door", "x"}, code: 1, stderr: []string{`unknown door "x"; valid: stock, contrib`}},
 		{name: "envoy-config without config", args: []string{"envoy-config"}, code: 1, stderr: []string{"--config FILE is required"}},
 		{name: "version", args: []string{"version"}, stdout: "shunt "},
 		{name: "unknown", args: []string{"drian"}, code: 1, stderr: []string{"unknown command"}},

@@ -5,6 +5,7 @@ package bootstrap
 
 import (
 	"bytes"
+	"cmp"
 	"embed"
 	"encoding/json"
 	"errors"
@@ -20,20 +21,41 @@ import (
 //go:embed *.yaml.tmpl
 var templates embed.FS
 
-// DoorStock loads shunt as a dynamic module, in any Envoy image.
-const DoorStock = "stock"
+const (
+	// DoorStock loads shunt as a dynamic module, in any Envoy image.
+	DoorStock = "stock"
+	// DoorContrib loads shunt as a plugin of the golang filter, which is in Envoy's
+	// contrib image.
+	DoorContrib = "contrib"
+
+	// HostContrib is the golang filter itself.
+	HostContrib = "contrib"
+	// HostGolanghost is a dynamic module that stands in for the golang filter in a
+	// stock Envoy, for tests.
+	HostGolanghost = "golanghost"
+)
+
+// ContribLibrary is where the contrib image of build/Dockerfile has the library.
+const ContribLibrary = "/usr/local/lib/libshunt_contrib.so"
 
 // Options say what to print.
 type Options struct {
-	// Door is how Envoy loads shunt: stock. Empty means stock.
+	// Door is how Envoy loads shunt: stock or contrib. Empty means stock.
 	Door string
+	// Host is what loads the plugin of the contrib door: contrib or golanghost. Empty
+	// means contrib; it must be empty for another door.
+	Host string
 	// Listen is the IP:port that clients connect to; port 0 lets the system choose.
 	Listen string
 	// Admin is the IP:port of Envoy's admin interface; port 0 as above.
 	Admin string
-	// Module is the absolute path of libshunt.so. Empty, Envoy searches for it by
-	// name.
+	// Module is the absolute path of libshunt.so, for the contrib door of
+	// libshunt_contrib.so. Empty, Envoy searches for libshunt.so by name, and the
+	// other is ContribLibrary.
 	Module string
+	// HostModule is the absolute path of libgolanghost.so; empty, Envoy searches for
+	// it by name. For HostGolanghost only.
+	HostModule string
 	// Document is shunt's config, YAML or JSON, with its pools in it. It is printed
 	// inline unless ConfigFile is set, and its limits shape the rest.
 	Document []byte
@@ -122,19 +144,18 @@ func render(name string, o Options) ([]byte, error) {
 
 func newView(o Options) (view, error) {
 	v := view{Options: o, MetadataFields: MetadataFields()}
-	switch o.Door {
-	case "", DoorStock:
-		v.Door, v.FilterTemplate = DoorStock, "stock.yaml.tmpl"
-	default:
-		return v, fmt.Errorf("unknown door %q; valid: %s", o.Door, DoorStock)
+	if err := v.chooseDoor(); err != nil {
+		return v, err
 	}
 	for name, address := range map[string]string{"listen": o.Listen, "admin": o.Admin} {
 		if _, err := netip.ParseAddrPort(address); err != nil {
 			return v, fmt.Errorf("%s address %q is not IP:port", name, address)
 		}
 	}
-	if o.Module != "" && !filepath.IsAbs(o.Module) {
-		return v, fmt.Errorf("module path %q is not absolute: Envoy would search from its own working directory", o.Module)
+	for name, path := range map[string]string{"module": o.Module, "host module": o.HostModule} {
+		if path != "" && !filepath.IsAbs(path) {
+			return v, fmt.Errorf("%s path %q is not absolute: Envoy would search from its own working directory", name, path)
+		}
 	}
 	cfg, err := config.Parse(o.Document)
 	if err != nil {
@@ -143,7 +164,7 @@ func newView(o Options) (view, error) {
 	if cfg.ConfigFile != "" {
 		return v, errors.New("the document is a configFile itself: give that file's content, and its path as the config file")
 	}
-	if v.FilterConfig, err = filterConfig(o, cfg); err != nil {
+	if v.FilterConfig, err = filterConfig(v.Options, cfg); err != nil {
 		return v, err
 	}
 	if v.HeapBytes == 0 {
@@ -153,6 +174,35 @@ func newView(o Options) (view, error) {
 	v.RequestBody = cfg.Limits.RequestBody
 	v.BufferLimit = int64(cfg.Limits.RequestBody) + bufferMargin
 	return v, nil
+}
+
+// chooseDoor sets what depends on the door and on its host.
+func (v *view) chooseDoor() error {
+	v.Door = cmp.Or(v.Door, DoorStock)
+	switch v.Door {
+	case DoorStock:
+		if v.Host != "" {
+			return fmt.Errorf("host %q: only the door %s has hosts", v.Host, DoorContrib)
+		}
+		v.FilterTemplate = "stock.yaml.tmpl"
+	case DoorContrib:
+		v.Host = cmp.Or(v.Host, HostContrib)
+		v.Module = cmp.Or(v.Module, ContribLibrary)
+		switch v.Host {
+		case HostContrib:
+			v.FilterTemplate = "contrib.yaml.tmpl"
+		case HostGolanghost:
+			v.FilterTemplate = "golanghost.yaml.tmpl"
+		default:
+			return fmt.Errorf("unknown host %q; valid: %s, %s", v.Host, HostContrib, HostGolanghost)
+		}
+	default:
+		return fmt.Errorf("unknown door %q; valid: %s, %s", v.Door, DoorStock, DoorContrib)
+	}
+	if v.HostModule != "" && v.Host != HostGolanghost {
+		return fmt.Errorf("host module %s: only the host %s is a module", v.HostModule, HostGolanghost)
+	}
+	return nil
 }
 
 // indent puts n spaces before every line but the first, and none before empty

@@ -29,7 +29,6 @@ import (
 	"google.golang.org/protobuf/reflect/protopath"
 	"google.golang.org/protobuf/reflect/protorange"
 	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/shuntproxy/shunt/internal/config"
@@ -99,32 +98,6 @@ func connectionManager(t *testing.T, listener *listenerv3.Listener) *hcmv3.HttpC
 	return unpack(t, listener.GetFilterChains()[0].GetFilters()[0].GetTypedConfig(), &hcmv3.HttpConnectionManager{})
 }
 
-// shuntConfig is what Envoy hands to the module.
-func shuntConfig(t *testing.T, hcm *hcmv3.HttpConnectionManager) (text []byte, asStruct bool) {
-	t.Helper()
-	filter := unpack(t, hcm.GetHttpFilters()[0].GetTypedConfig(), &dynamicmodulesv3.DynamicModuleFilter{})
-	if filter.GetFilterName() != "shunt" {
-		t.Errorf("filter_name is %q", filter.GetFilterName())
-	}
-	message, err := filter.GetFilterConfig().UnmarshalNew()
-	if err != nil {
-		t.Fatal(err)
-	}
-	switch m := message.(type) {
-	case *structpb.Struct:
-		text, err := protojson.Marshal(m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return text, true
-	case *wrapperspb.StringValue:
-		return []byte(m.GetValue()), false
-	default:
-		t.Fatalf("filter_config is a %T", message)
-		return nil, false
-	}
-}
-
 // TestInlineConfig: what reaches the filter means what the document means.
 func TestInlineConfig(t *testing.T) {
 	files, err := filepath.Glob("../config/testdata/good/*")
@@ -144,20 +117,24 @@ func TestInlineConfig(t *testing.T) {
 		if want.ConfigFile != "" {
 			continue // refused: see TestErrors
 		}
-		boot := generate(t, options(string(document)))
-		text, asStruct := shuntConfig(t, connectionManager(t, boot.GetStaticResources().GetListeners()[0]))
-		if asStruct {
-			structs++
-		} else {
-			texts++
-		}
-		got, err := config.Parse(text)
-		if err != nil {
-			t.Errorf("%s: %v", file, err)
-			continue
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-document +inline):\n%s", file, diff)
+		for _, v := range variants() {
+			o := v
+			o.Document = document
+			boot := generate(t, o)
+			text, asStruct := shuntConfig(t, connectionManager(t, boot.GetStaticResources().GetListeners()[0]))
+			if asStruct {
+				structs++
+			} else {
+				texts++
+			}
+			got, err := config.Parse(text)
+			if err != nil {
+				t.Errorf("%s, %s: %v", file, variantName(v), err)
+				continue
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s, %s (-document +inline):\n%s", file, variantName(v), diff)
+			}
 		}
 	}
 	if structs == 0 || texts == 0 {
@@ -223,7 +200,13 @@ func TestEarlyRemovals(t *testing.T) {
 
 // TestChoices holds what the reference bootstrap promises.
 func TestChoices(t *testing.T) {
-	boot := generate(t, options(minimal))
+	for _, o := range variants() {
+		t.Run(variantName(o), func(t *testing.T) { checkChoices(t, generate(t, o)) })
+	}
+}
+
+func checkChoices(t *testing.T, boot *bootstrapv3.Bootstrap) {
+	t.Helper()
 	listener := boot.GetStaticResources().GetListeners()[0]
 	hcm := connectionManager(t, listener)
 	cluster := boot.GetStaticResources().GetClusters()[0]
@@ -354,10 +337,13 @@ func TestErrors(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		{"door", func(o *Options) { o.Door = "front" }, `unknown door "front"; valid: stock`},
+		{"door", func(o *Options) { o.Door = "front" }, `unknown door "front"; valid: stock, contrib`},
 		{"listen", func(o *Options) { o.Listen = "localhost:80" }, `listen address "localhost:80" is not IP:port`},
 		{"admin", func(o *Options) { o.Admin = "" }, `admin address "" is not IP:port`},
 		{"module", func(o *Options) { o.Module = "libshunt.so" }, "is not absolute"},
+		{"host", func(o *Options) { o.Door, o.Host = DoorContrib, "x" }, `unknown host "x"; valid: contrib, golanghost`},
+		{"host of stock", func(o *Options) { o.Host = HostContrib }, "only the door contrib has hosts"},
+		{"host module", func(o *Options) { o.Door, o.HostModule = DoorContrib, "/a/b.so" }, "only the host golanghost is a module"},
 		{"document", func(o *Options) { o.Document = []byte("polcy: x") }, "did you mean policy?"},
 		{"config file", func(o *Options) { o.Document = []byte("configFile: a") }, "is a configFile itself"},
 	}

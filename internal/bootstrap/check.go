@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,7 +56,7 @@ func Check(document []byte, readFile func(path string) (*config.Config, error)) 
 	c := &check{readFile: readFile, pools: map[string]bool{}}
 	c.walk(doc.Content[0], "", 0)
 	if c.Filters == 0 && c.Routes == 0 {
-		return Report{}, errors.New("no shunt filter in it: a DynamicModuleFilter with filter_name shunt is wanted")
+		return Report{}, errors.New("no shunt filter in it: a DynamicModuleFilter with filter_name shunt, or a golang Config with plugin_name shunt, is wanted")
 	}
 	// Routes come before filters in a document as likely as after them.
 	for _, route := range c.named {
@@ -86,13 +87,23 @@ type namedPool struct {
 	line       int
 }
 
-const typePrefix = "type.googleapis.com/"
+const (
+	typePrefix       = "type.googleapis.com/"
+	typeModule       = "envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter"
+	typeModuleRoute  = "envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilterPerRoute"
+	typeContrib      = "envoy.extensions.filters.http.golang.v3alpha.Config"
+	typeContribRoute = "envoy.extensions.filters.http.golang.v3alpha.ConfigsPerRoute"
+)
 
 // maxDepth is far above what an Envoy configuration nests.
 const maxDepth = 200
 
 func (c *check) problem(path string, line int, format string, args ...any) {
 	c.Problems = append(c.Problems, config.Problem{Path: path, Line: line, Message: fmt.Sprintf(format, args...)})
+}
+
+func (c *check) warn(path string, line int, message string) {
+	c.Warnings = append(c.Warnings, config.Problem{Path: path, Line: line, Message: message})
 }
 
 func (c *check) walk(n *yaml.Node, path string, depth int) {
@@ -108,17 +119,8 @@ func (c *check) walk(n *yaml.Node, path string, depth int) {
 			c.walk(item, path+"["+strconv.Itoa(i)+"]", depth+1)
 		}
 	case yaml.MappingNode:
-		switch strings.TrimPrefix(field(n, "@type").Value, typePrefix) {
-		case "envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter":
-			if field(n, "filter_name", "filterName").Value == "shunt" {
-				c.filter(field(n, "filter_config", "filterConfig"), path+".filter_config")
-				return
-			}
-		case "envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilterPerRoute":
-			if field(n, "filter_name", "filterName").Value == "shunt" || field(n, "per_route_config_name", "perRouteConfigName").Value == "shunt" {
-				c.route(field(n, "filter_config", "filterConfig"), path+".filter_config")
-				return
-			}
+		if c.known(n, path) {
+			return
 		}
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			below := n.Content[i].Value
@@ -130,12 +132,84 @@ func (c *check) walk(n *yaml.Node, path string, depth int) {
 	}
 }
 
-func (c *check) filter(n *yaml.Node, path string) {
+// known checks a config of shunt's, and reports whether n is one.
+func (c *check) known(n *yaml.Node, path string) bool {
+	switch strings.TrimPrefix(field(n, "@type").Value, typePrefix) {
+	case typeModule:
+		document := field(n, "filter_config", "filterConfig")
+		switch field(n, "filter_name", "filterName").Value {
+		case "shunt":
+			text, _, err := packed(document, "google.protobuf.Struct")
+			c.filter(text, err, document.Line, path+".filter_config")
+			return true
+		case HostGolanghost:
+			text, err := hosted(document)
+			c.filter(text, err, document.Line, path+".filter_config")
+			return true
+		}
+	case typeModuleRoute:
+		document := field(n, "filter_config", "filterConfig")
+		switch field(n, "filter_name", "filterName", "per_route_config_name", "perRouteConfigName").Value {
+		case "shunt":
+			text, asStruct, err := packed(document, "google.protobuf.Struct")
+			if asStruct {
+				c.warn(path+".filter_config", document.Line,
+					"Envoy 1.38 hands over a route's Struct as raw bytes: write a google.protobuf.StringValue, which works everywhere")
+			}
+			c.route(text, err, document.Line, path+".filter_config")
+			return true
+		case HostGolanghost:
+			text, err := hosted(document)
+			c.route(text, err, document.Line, path+".filter_config")
+			return true
+		}
+	case typeContrib:
+		return c.contrib(n, path)
+	case typeContribRoute:
+		plugin := field(field(n, "plugins_config", "pluginsConfig"), "shunt")
+		if plugin.Kind != 0 {
+			path += ".plugins_config.shunt"
+			if field(plugin, "disabled").Kind != 0 {
+				c.problem(path+".disabled", plugin.Line,
+					"does nothing in Envoy: write an envoy.config.route.v3.FilterConfig with disabled: true, or disabled: true in shunt's own config")
+			}
+			document := field(plugin, "config")
+			text, _, err := packed(document, "xds.type.v3.TypedStruct")
+			c.route(text, err, document.Line, path+".config")
+			return true
+		}
+	}
+	return false
+}
+
+// contrib checks the config of a golang filter. Of a library of ours it must
+// name the plugin, since Envoy would only log what it doesn't find.
+func (c *check) contrib(n *yaml.Node, path string) bool {
+	name, library := field(n, "plugin_name", "pluginName"), field(n, "library_path", "libraryPath").Value
+	if name.Value != "shunt" {
+		if !strings.Contains(filepath.Base(library), "shunt") {
+			return false
+		}
+		c.Filters++
+		c.unknownPools = true
+		c.problem(path+".plugin_name", name.Line, "is %q: %s has only the plugin shunt, and Envoy lets requests pass a plugin it doesn't find", name.Value, library)
+		return true
+	}
+	if library == "" || field(n, "library_id", "libraryId").Value == "" {
+		c.problem(path, n.Line, "library_id and library_path are required")
+	}
+	document := field(n, "plugin_config", "pluginConfig")
+	text, _, err := packed(document, "xds.type.v3.TypedStruct")
+	c.filter(text, err, document.Line, path+".plugin_config")
+	return true
+}
+
+// filter checks the document of a filter; err says why there is none.
+func (c *check) filter(text []byte, err error, line int, path string) {
 	c.Filters++
-	text, _, err := packed(n)
 	if err != nil {
 		c.unknownPools = true
-		c.problem(path, n.Line, "%v", err)
+		c.problem(path, line, "%v", err)
 		return
 	}
 	cfg, err := config.Parse(text)
@@ -145,7 +219,7 @@ func (c *check) filter(n *yaml.Node, path string) {
 	}
 	if err != nil {
 		c.unknownPools = true
-		c.add(path, n.Line, err)
+		c.add(path, line, err)
 		return
 	}
 	for _, name := range cfg.Pools.Names() {
@@ -153,26 +227,20 @@ func (c *check) filter(n *yaml.Node, path string) {
 	}
 }
 
-func (c *check) route(n *yaml.Node, path string) {
+// route checks the document of a route; err says why there is none.
+func (c *check) route(text []byte, err error, line int, path string) {
 	c.Routes++
-	text, asStruct, err := packed(n)
 	if err != nil {
-		c.problem(path, n.Line, "%v", err)
+		c.problem(path, line, "%v", err)
 		return
-	}
-	if asStruct {
-		c.Warnings = append(c.Warnings, config.Problem{
-			Path: path, Line: n.Line,
-			Message: "Envoy 1.38 hands over a route's Struct as raw bytes: write a google.protobuf.StringValue, which works everywhere",
-		})
 	}
 	route, err := config.ParseRoute(text)
 	if err != nil {
-		c.add(path, n.Line, err)
+		c.add(path, line, err)
 		return
 	}
 	if route.Pool != "" {
-		c.named = append(c.named, namedPool{path, route.Pool, n.Line})
+		c.named = append(c.named, namedPool{path, route.Pool, line})
 	}
 }
 
@@ -193,8 +261,9 @@ func (c *check) add(path string, line int, err error) {
 	}
 }
 
-// packed is the text that Envoy hands to the module for a filter_config.
-func packed(n *yaml.Node) (text []byte, asStruct bool, err error) {
+// packed is the text that Envoy hands over for an Any: of a StringValue, or of the
+// type that holds a Struct where it is written.
+func packed(n *yaml.Node, structType string) (text []byte, asStruct bool, err error) {
 	if n.Kind == 0 {
 		return nil, false, nil
 	}
@@ -202,7 +271,7 @@ func packed(n *yaml.Node) (text []byte, asStruct bool, err error) {
 	switch kind := strings.TrimPrefix(field(n, "@type").Value, typePrefix); kind {
 	case "google.protobuf.StringValue":
 		return []byte(value.Value), false, nil
-	case "google.protobuf.Struct":
+	case structType:
 		var tree any
 		if err := value.Decode(&tree); err != nil {
 			return nil, true, err
@@ -210,8 +279,26 @@ func packed(n *yaml.Node) (text []byte, asStruct bool, err error) {
 		text, err = json.Marshal(tree)
 		return text, true, err
 	default:
-		return nil, false, fmt.Errorf("is a %q: google.protobuf.Struct or google.protobuf.StringValue is wanted", kind)
+		return nil, false, fmt.Errorf("is a %q: %s or google.protobuf.StringValue is wanted", kind, structType)
 	}
+}
+
+// hosted is the text that the plugin gets under golanghost.
+func hosted(n *yaml.Node) ([]byte, error) {
+	text, _, err := packed(n, "google.protobuf.Struct")
+	if err != nil {
+		return nil, err
+	}
+	var settings struct {
+		PluginConfig string `yaml:"plugin_config"`
+	}
+	if err := yaml.Unmarshal(text, &settings); err != nil {
+		return nil, fmt.Errorf("is not what golanghost reads: %w", err)
+	}
+	if text, err = unpackConfig(settings.PluginConfig); err != nil {
+		return nil, fmt.Errorf("plugin_config %w", err)
+	}
+	return text, nil
 }
 
 // field returns the value under the first of the names that a mapping has, or an

@@ -12,10 +12,22 @@ import (
 	"github.com/shuntproxy/shunt/internal/config"
 )
 
-// filterConfig is shunt's document as the value of filter_config: as a Struct,
-// which reads like the rest of the bootstrap, or as text where a Struct would
-// change what it means.
+// filterConfig is shunt's document as the value of filter_config or plugin_config.
 func filterConfig(o Options, cfg *config.Config) (string, error) {
+	text, err := inline(o, cfg)
+	if err != nil || o.Host != HostGolanghost {
+		return text, err
+	}
+	return packConfig(text)
+}
+
+// inline is the document as a Struct, which reads like the rest of the bootstrap,
+// or as text where a Struct would change what it means.
+func inline(o Options, cfg *config.Config) (string, error) {
+	structHead := typeLine("google.protobuf.Struct") + "value:"
+	if o.Door == DoorContrib {
+		structHead = typeLine("xds.type.v3.TypedStruct") + "value:"
+	}
 	if o.ConfigFile != "" {
 		path, err := quote(o.ConfigFile)
 		return structHead + "\n  # Watched: a change in that file applies without touching this listener.\n  configFile: " + path, err
@@ -36,10 +48,10 @@ func filterConfig(o Options, cfg *config.Config) (string, error) {
 		return structHead + "\n  " + indent(2, text), nil
 	}
 	return "# As text, because a Struct would lose the order of the pools, and the first is the default.\n" +
-		"\"@type\": type.googleapis.com/google.protobuf.StringValue\nvalue: |\n  " + indent(2, text), nil
+		typeLine("google.protobuf.StringValue") + "value: |\n  " + indent(2, text), nil
 }
 
-const structHead = "\"@type\": type.googleapis.com/google.protobuf.Struct\nvalue:"
+func typeLine(name string) string { return "\"@type\": " + typePrefix + name + "\n" }
 
 // keepsFirstPool reports whether the default pool is the same without the order
 // of the document.
