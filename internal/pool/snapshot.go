@@ -71,6 +71,7 @@ type Snapshot struct {
 	// them without touching the endpoints.
 	columns  [numMetrics][]float64
 	freshFor []time.Duration
+	queried  queriedRows // set by Holder.Publish
 
 	all     Candidates
 	any     *Candidates
@@ -292,6 +293,7 @@ const faultQueue = 1024
 // call Load and Report; exactly one goroutine calls Publish.
 type Holder struct {
 	current atomic.Pointer[Snapshot]
+	queried atomic.Pointer[Queried]
 	dropped atomic.Uint64
 	faults  chan Fault
 }
@@ -307,8 +309,13 @@ func NewHolder() *Holder {
 // Load returns the newest snapshot.
 func (h *Holder) Load() *Snapshot { return h.current.Load() }
 
-// Publish replaces the snapshot.
-func (h *Holder) Publish(s *Snapshot) { h.current.Store(s) }
+// Publish replaces the snapshot, after it has given it the newest readings of
+// SetQueried.
+func (h *Holder) Publish(s *Snapshot) {
+	last := h.current.Load()
+	s.queried = h.queried.Load().rowsFor(s.Endpoints, last.Endpoints, last.queried)
+	h.current.Store(s)
+}
 
 // Report tells the writer of a fault. It never blocks: a fault over the
 // queue's bound is dropped and counted.
