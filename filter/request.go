@@ -355,8 +355,8 @@ func (r *Request) Served(address string, v *Verdict) {
 type End struct {
 	// Answered is true once response headers of the upstream have come.
 	Answered bool
-	// Details is Envoy's response_code_details where the stream did not end with
-	// the upstream's whole response.
+	// Details is the response_code_details of the reply that Envoy, and no
+	// upstream, made to a routed request, "" if it made none.
 	Details string
 	// FirstByte is the time from the verdict to the response headers, 0 if none
 	// came.

@@ -45,6 +45,8 @@ typedef struct {
   char destination[64];
   uint8_t* response; // SHUNT_OP_RESPONSE records to apply later, or NULL
   size_t response_length;
+  char* details; // of Envoy's own reply to a routed request, or NULL
+  size_t details_length;
 } stream_t;
 
 static __thread uint32_t worker; // Go's number of this thread
@@ -485,8 +487,14 @@ envoy_dynamic_module_on_http_filter_local_reply(envoy_dynamic_module_type_http_f
                                                 envoy_dynamic_module_type_http_filter_module_ptr module,
                                                 uint32_t response_code, envoy_dynamic_module_type_envoy_buffer details,
                                                 bool reset_imminent) {
-  (void)envoy, (void)response_code, (void)details, (void)reset_imminent;
-  ((stream_t*)module)->local_reply = true;
+  (void)envoy, (void)response_code, (void)reset_imminent;
+  stream_t* s = (stream_t*)module;
+  s->local_reply = true;
+  // Kept from here: Envoy 1.38 does not have them as an attribute.
+  if (s->routed && s->details == NULL && details.length > 0 && (s->details = malloc(details.length)) != NULL) {
+    memcpy(s->details, details.ptr, details.length);
+    s->details_length = details.length;
+  }
   return envoy_dynamic_module_type_on_http_filter_local_reply_status_Continue;
 }
 
@@ -510,6 +518,9 @@ envoy_dynamic_module_type_on_http_filter_response_headers_status envoy_dynamic_m
     bool end_of_stream) {
   stream_t* s = (stream_t*)module;
   const envoy_dynamic_module_type_module_buffer none = {NULL, 0};
+  if (s->state == STATE_REPLIED) {
+    return envoy_dynamic_module_type_on_http_filter_response_headers_status_Continue; // Envoy 1.38 shows us our own
+  }
   CB(http_set_header)(envoy, KIND(ResponseHeader), LITERAL(DROP_REASON_HEADER), none); // the header is ours
   record_t r;
   for (const uint8_t *at = s->response, *end = at + s->response_length; at != NULL && tape_next(&at, end, &r);) {
@@ -546,15 +557,11 @@ void envoy_dynamic_module_on_http_filter_stream_complete(envoy_dynamic_module_ty
   if (s == NULL || s->ref.slot == 0) {
     return;
   }
-  envoy_dynamic_module_type_envoy_buffer details = {NULL, 0};
-  if (s->routed && !(s->answered && s->complete)) {
-    CB(http_filter_get_attribute_string)(envoy, envoy_dynamic_module_type_attribute_id_ResponseCodeDetails, &details);
-  }
   const int64_t first_byte = s->first_byte_at > 0 ? s->first_byte_at - s->routed_at : 0;
   WITH_TAPE(tape)
   const shunt_ref ref = s->ref;
   s->ref.slot = 0;
-  shuntFinish(ref, s->answered, (char*)details.ptr, details.length, first_byte, &tape);
+  shuntFinish(ref, s->answered, s->details, s->details_length, first_byte, &tape);
   const uint8_t state = s->state;
   apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader));
   s->state = state;
@@ -568,6 +575,7 @@ void envoy_dynamic_module_on_http_filter_destroy(envoy_dynamic_module_type_http_
     shuntFinish(s->ref, s->answered, NULL, 0, 0, &tape);
     tape_free(&tape);
   }
+  free(s->details);
   free(s->response);
   free(s);
 }
