@@ -225,6 +225,13 @@ func TestDefinitions(t *testing.T) {
 	third.Release()
 	endpoints(one)
 	status(1, false, 1)
+	// Of two older ones the newer defines it.
+	second = mustLoad(t, rt, staticConfig(entry(two, "m")))
+	third = mustLoad(t, rt, staticConfig(entry(one, "m")))
+	endpoints(one)
+	third.Release()
+	endpoints(two)
+	second.Release()
 	first.Release()
 }
 
@@ -435,8 +442,12 @@ func TestReloadSaysOnce(t *testing.T) {
 	step("one is good again", 1, 3, 1)
 	gens[two].Release()
 	step("the broken one is gone", 0, 3, 1)
+	write(t, two, "admin: {address: \"\"}\npolicy: random\npools: {p2: {static: []}}")
 	look(two)
-	step("and is not looked at any more", 0, 3, 1)
+	step("and takes nothing any more", 0, 3, 1)
+	if gens[two].refs != nil {
+		t.Error("a released configuration refers to pools")
+	}
 }
 
 // TestReleaseWhileReloading: the end of a configuration waits for its watcher,

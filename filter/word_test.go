@@ -419,3 +419,19 @@ func TestGrantRacesFinish(t *testing.T) {
 		t.Errorf("a post without a grant: %v", outcomes)
 	}
 }
+
+// TestPanicWhileInTheQueue: one that panics after it has entered the queue
+// leaves it.
+func TestPanicWhileInTheQueue(t *testing.T) {
+	w := newWorld(t, "")
+	s := w.stream()
+	s.chat(t, chatBody)
+	func() {
+		defer s.guard("body", &s.v)
+		panic("late")
+	}()
+	if n, bytes, _ := w.room.Waiting(); n != 0 || bytes != 0 || s.v.meta("reason") != "rejected-internal" {
+		t.Errorf("%d waiting, %d bytes, %s", n, bytes, show(&s.v))
+	}
+	s.finish(End{})
+}
