@@ -308,6 +308,8 @@ func (g *generator) str(s string) {
 	g.b.WriteByte('"')
 	for _, r := range s {
 		switch {
+		case (r == '\n' || r == '"' || r == '\\') && g.IntN(8) > 0:
+			g.b.WriteString(map[rune]string{'\n': `\n`, '"': `\"`, '\\': `\\`}[r])
 		case r < ' ' || r == '"' || r == '\\' || g.IntN(12) == 0:
 			if r > 0xFFFF {
 				r -= 0x10000
@@ -332,7 +334,7 @@ func (g *generator) str(s string) {
 
 func (g *generator) word() string {
 	return g.pick("", "a", "model", "hello there, how are you today my friend of old", "日本語のテキスト", "😀 smile", "x\ny", `q"uote`,
-		strings.Repeat("long ", g.IntN(40)), strings.Repeat("\"a\" \\b\n", g.IntN(40)))
+		strings.Repeat("long ", g.IntN(40)), strings.Repeat("\"a\" \\b\n", g.IntN(20)))
 }
 
 func (g *generator) list(open, end byte, n int, item func(i int)) {

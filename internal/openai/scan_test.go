@@ -244,7 +244,7 @@ func TestScanAgainstEncodingJSON(t *testing.T) {
 				t.Fatalf("body %s\nsplit %+v\nwhole %+v", body, split, got)
 			}
 		}
-		if i < 60 {
+		if i < 60 && len(body) < 1200 {
 			everySplit(t, e, string(body))
 		}
 		// A rewrite changes the model's bytes and nothing else.
