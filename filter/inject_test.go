@@ -100,6 +100,7 @@ func TestRouteAnywayWithoutAnEndpoint(t *testing.T) {
 		{"", "", nil},
 		{"", "", []pool.Endpoint{notReady(ep(1, "m"))}},
 		{"subsetHeader: true", "10.0.0.2", []pool.Endpoint{ep(1, "m")}},
+		{"", "", []pool.Endpoint{ep(1, "m"), ep(2, "other")}}, // it may be for either
 	} {
 		w := newWorld(t, "onInternalError: route\n"+c.config)
 		w.publish("default", c.endpoints...)

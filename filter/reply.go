@@ -96,7 +96,7 @@ func (r *Request) guard(where string, v *Verdict) {
 		r.set = r.gen.settings.Load()
 		r.pool = r.set.first
 	}
-	if r.set.cfg.OnInternalError == onErrorRoute && where != "too large" && r.routeAnyway(v) {
+	if r.set.cfg.OnInternalError == onErrorRoute && where != "too large" && r.routeAnyway(where, v) {
 		return
 	}
 	r.drop(DropInternal, "an internal error occurred", v)
@@ -113,8 +113,10 @@ func (r *Request) undo() {
 	r.live = nil
 }
 
-// routeAnyway picks by least-request and reports whether it could.
-func (r *Request) routeAnyway(v *Verdict) (ok bool) {
+// routeAnyway picks by least-request and reports whether it could. Where the
+// fault came before the model was known, it only does in a pool of one model:
+// no fault of ours sends a request to a pod of another.
+func (r *Request) routeAnyway(where string, v *Verdict) (ok bool) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			r.gen.runtime.fault("route anyway", cause, debug.Stack())
@@ -127,6 +129,8 @@ func (r *Request) routeAnyway(v *Verdict) (ok bool) {
 	candidates := snap.All()
 	if r.model != "" {
 		candidates = snap.ForModel(r.model)
+	} else if (where == "headers" || r.rules != nil) && len(snap.ModelNames()) > 1 {
+		return false
 	}
 	if candidates == nil {
 		return false

@@ -77,8 +77,8 @@ type Config struct {
 	Fallbacks int `json:"fallbacks,omitempty" default:"0"`
 
 	// OnInternalError is what happens to a request when shunt itself fails:
-	// reject (500 with rejected-internal) or route (a least-request pick instead).
-	// Default: reject.
+	// reject (500 with rejected-internal) or route (a least-request pick instead,
+	// where the model is known or the pool has only one). Default: reject.
 	OnInternalError string `json:"onInternalError,omitempty" default:"reject" jsonschema:"enum=reject,enum=route"`
 
 	// Admin is the listener for operators, which serves everything.
