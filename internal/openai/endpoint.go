@@ -21,7 +21,7 @@ type requirement struct {
 // want says what a requirement wants, in words.
 func (q *requirement) want() string {
 	if q.filled {
-		return "non-empty, " + q.kinds.String()
+		return q.kinds.String() + " (not empty)"
 	}
 	return q.kinds.String()
 }

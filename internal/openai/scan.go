@@ -171,7 +171,7 @@ func (s *Scan) check(i int) *Error {
 			Message: fmt.Sprintf("%q must be %s, got %s", q.name, q.want(), kind)}
 	case q.filled && m.reqEmpty>>i&1 == 1:
 		return &Error{Code: CodeInvalidValue, Param: q.name, Offset: -1,
-			Message: fmt.Sprintf("%q is empty; it must be %s", q.name, q.want())}
+			Message: fmt.Sprintf("%q must not be empty", q.name)}
 	}
 	return nil
 }
@@ -183,7 +183,7 @@ func (m *machine) syntaxError() *Error {
 	case faultEmpty:
 		e.Message = "the request body is empty; it must be a JSON object"
 	case faultNotObject:
-		e.Message = fmt.Sprintf("the request body must be a JSON object, it begins with %s at byte %d", printable(m.faultB), m.faultOff)
+		e.Message = fmt.Sprintf("the request body must be a JSON object, but has %s at byte %d", printable(m.faultB), m.faultOff)
 	case faultControl:
 		e.Message = fmt.Sprintf("the request body is not valid JSON: control character 0x%02x inside a string at byte %d; escape it", m.faultB, m.faultOff)
 	case faultEscape:
@@ -204,7 +204,7 @@ func (m *machine) syntaxError() *Error {
 func printable(b byte) string {
 	switch {
 	case b >= '0' && b <= '9' || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z':
-		return "character"
+		return "a letter or digit"
 	case b > ' ' && b < 0x7f:
 		return strconv.QuoteRune(rune(b))
 	}
