@@ -224,7 +224,8 @@ var rights = map[string]behaviour{
 	"panic-async": {headers: func(s *stream, _ api.RequestHeaderMap, _ bool) api.StatusType {
 		return inGoroutine(s.decoder(), func() { panic("in a goroutine") })
 	}},
-	"buffer-nothing": {headers: func(*stream, api.RequestHeaderMap, bool) api.StatusType { return api.StopAndBuffer }},
+	"buffer-nothing":  {headers: func(*stream, api.RequestHeaderMap, bool) api.StatusType { return api.StopAndBuffer }},
+	"buffer-trailers": {trailers: func(*stream, api.RequestTrailerMap) api.StatusType { return api.StopAndBuffer }},
 	"set-in-data": {data: func(s *stream, _ api.BufferInstance, _ bool) api.StatusType {
 		s.request.Set("x-too-late", "1")
 		return api.Continue

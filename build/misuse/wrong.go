@@ -11,13 +11,23 @@ func always(status api.StatusType) func(*stream, api.RequestHeaderMap, bool) api
 	return func(*stream, api.RequestHeaderMap, bool) api.StatusType { return status }
 }
 
-// both does two things to a waiting request, from a goroutine.
+// both does two things to a waiting request, from a goroutine. Envoy's thread waits for it, so that the first can't take
+// effect before the second.
 func both(first, second func(s *stream)) behaviour {
 	return behaviour{headers: func(s *stream, _ api.RequestHeaderMap, _ bool) api.StatusType {
+		done := make(chan struct{})
+		defer func() { <-done }()
 		return inGoroutine(s.decoder(), func() {
+			defer close(done)
 			first(s)
 			second(s)
 		})
+	}}
+}
+
+func alone(f func(s *stream)) behaviour {
+	return behaviour{headers: func(s *stream, _ api.RequestHeaderMap, _ bool) api.StatusType {
+		return inGoroutine(s.decoder(), func() { f(s) })
 	}}
 }
 
@@ -45,12 +55,12 @@ var wrongs = map[string]behaviour{
 	"status-in-headers":      {headers: always(api.StopNoBuffer)},
 	"status-legacy":          {headers: always(100)},
 	"status-reply":           {headers: always(api.LocalReply)},
-	"status-in-trailers":     {trailers: func(*stream, api.RequestTrailerMap) api.StatusType { return api.StopAndBuffer }},
+	"status-in-trailers":     {trailers: func(*stream, api.RequestTrailerMap) api.StatusType { return api.StopNoBuffer }},
 	"more-after-end":         {data: func(*stream, api.BufferInstance, bool) api.StatusType { return api.StopAndBuffer }},
-	"more-after-end-async":   both(func(s *stream) { s.decoder().Continue(api.StopAndBuffer) }, func(*stream) {}),
+	"more-after-end-async":   alone(func(s *stream) { s.decoder().Continue(api.StopAndBuffer) }),
 	"held-till-trailers":     {data: func(*stream, api.BufferInstance, bool) api.StatusType { return api.StopAndBufferWatermark }},
-	"continue-running":       both(func(s *stream) { s.decoder().Continue(api.Running) }, func(*stream) {}),
-	"continue-empty":         both(goOn, func(*stream) {}), // with trailers and no body
+	"continue-running":       alone(func(s *stream) { s.decoder().Continue(api.Running) }),
+	"continue-empty":         alone(goOn), // with trailers and no body
 	"continue-twice":         both(goOn, goOn),
 	"continue-then-status":   atOnce(api.Continue, goOn),
 	"continue-then-reply":    both(goOn, answer),
@@ -86,7 +96,10 @@ var wrongs = map[string]behaviour{
 			s.raw = h.GetRaw(":status")
 			return api.StopAndBufferWatermark
 		},
-		encodeOut: func(*stream, api.BufferInstance, bool) api.StatusType { return api.Running }, // till the client goes
+		encodeOut: func(*stream, api.BufferInstance, bool) api.StatusType {
+			api.LogWarnf("misuse: answering")
+			return api.Running // till the client goes
+		},
 		destroy: func(s *stream) {
 			raw := s.raw
 			time.AfterFunc(time.Second, func() { api.LogWarnf("misuse: %s", raw) })

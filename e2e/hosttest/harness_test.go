@@ -163,7 +163,7 @@ type setup struct {
 	name     string // of the plugin's config
 	settings map[string]any
 	routes   string // of the virtual host, before the one that takes all; YAML
-	limit    int    // request_body_buffer_limit; 0 is Envoy's
+	limit    int    // per_connection_buffer_limit_bytes; 0 is Envoy's
 	expect   []string
 	workers  int
 }
@@ -187,7 +187,7 @@ func (s setup) bootstrap(t testing.TB, upstream string) []byte {
 	}
 	limit := ""
 	if s.limit > 0 {
-		limit = fmt.Sprintf("request_body_buffer_limit: %d,", s.limit)
+		limit = fmt.Sprintf("per_connection_buffer_limit_bytes: %d", s.limit)
 	}
 	host, port, _ := strings.Cut(upstream, ":")
 	return fmt.Appendf(nil, `
@@ -195,6 +195,7 @@ admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}
 static_resources:
   listeners:
   - name: main
+    %s
     address: {socket_address: {address: 127.0.0.1, port_value: 0}}
     filter_chains:
     - filters:
@@ -209,7 +210,6 @@ static_resources:
             virtual_hosts:
             - name: all
               domains: ["*"]
-              %s
               routes:
               %s
               - {name: rest, match: {prefix: "/"}, route: {cluster: up, timeout: 0s}}
@@ -230,7 +230,7 @@ static_resources:
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
         explicit_http_config: {http_protocol_options: {enable_trailers: true}}
     load_assignment: {cluster_name: up, endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: %s, port_value: %s}}}}]}]}
-`, strings.TrimSuffix(limit, ","), strings.ReplaceAll(s.routes, "\n", "\n              "), module, filter, host, port)
+`, limit, strings.ReplaceAll(s.routes, "\n", "\n              "), module, filter, host, port)
 }
 
 func (s setup) start(t *testing.T) *running {

@@ -102,6 +102,8 @@ func TestRight(t *testing.T) {
 		}},
 		{"panic in a goroutine", call{do: "panic-async"}, replied(500, "error happened in filter\r\n", "500 panic-async", nil)},
 		{"StopAndBuffer with endStream", call{do: "buffer-nothing"}, replied(500, "error happened in filter\r\n", "500 buffer-nothing", nil)},
+		{"StopAndBuffer in trailers", call{do: "buffer-trailers", body: pieces("a"), trailers: map[string]string{"x-trailer": "t"}},
+			replied(500, "error happened in filter\r\n", "500 buffer-trailers", nil)},
 		{"Set in the data phase after Continue", call{do: "set-in-data", body: strings.NewReader("x")}, replied(500, "error happened in filter\r\n", "500 set-in-data", nil)},
 		{"Bytes after the chunk passed", call{do: "bytes-in-trailers", body: pieces("a"), trailers: map[string]string{"x-trailer": "t"}},
 			replied(500, "error happened in filter\r\n", "500 bytes-in-trailers", nil)},
