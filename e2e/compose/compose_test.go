@@ -181,6 +181,9 @@ func TestServices(t *testing.T) {
 	if prometheus != "" {
 		awaitScrapes(ctx, t)
 	}
+	if bad := processes["envoy"].lines(regexp.MustCompile(`\]\[(error|critical)\]`)); len(bad) > 0 {
+		t.Errorf("Envoy logs errors:\n%s", strings.Join(bad, "\n"))
+	}
 }
 
 // envoyFor is the Envoy to run and its bootstrap: a contrib one with envoy.yaml itself but for the library's path, or

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -74,6 +76,13 @@ func (p *process) tail(lines int) string {
 	defer p.mu.Unlock()
 	all := strings.Split(p.log.String(), "\n")
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// lines are those it wrote that match.
+func (p *process) lines(pattern *regexp.Regexp) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(strings.Split(p.log.String(), "\n"), func(line string) bool { return !pattern.MatchString(line) })
 }
 
 // launch starts a service. Its process ends with the test.
