@@ -141,7 +141,9 @@ func TestServices(t *testing.T) {
 		var image *stage
 		args := slices.Clone([]string(s.Command))
 		if s.Build != nil {
-			image = stages[s.Build.Target]
+			if image = stages[s.Build.Target]; image == nil {
+				t.Fatalf("%s: the Dockerfile has no target %s", name, s.Build.Target)
+			}
 			args = append(slices.Clone(image.entrypoint), args...)
 		} else {
 			args = append([]string{"prometheus"}, args...)

@@ -123,7 +123,7 @@ func launch(t *testing.T, name, dir string, args []string) *process {
 func (p *process) stop() error {
 	select {
 	case <-p.done:
-		return fmt.Errorf("had ended by itself: %v", p.err)
+		return fmt.Errorf("had ended by itself: %s", p.cmd.ProcessState)
 	default:
 	}
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
@@ -160,9 +160,9 @@ func (p *process) healthy(ctx context.Context, c *container, check *types.Health
 		select {
 		case <-tick.C:
 		case <-p.done:
-			return fmt.Errorf("has ended: %v", p.err)
+			return fmt.Errorf("has ended: %s", p.cmd.ProcessState)
 		case <-ctx.Done():
-			return fmt.Errorf("is not healthy: %v: %s", err, out)
+			return fmt.Errorf("is not healthy: %w: %s", err, out)
 		}
 	}
 }
