@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -17,7 +16,6 @@ import (
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
-	"golang.org/x/net/http2"
 
 	"github.com/shuntproxy/shunt/internal/sim"
 )
@@ -33,10 +31,9 @@ func client1(t *testing.T) *http.Client {
 
 // client2 speaks HTTP/2 in cleartext with prior knowledge.
 func client2(t *testing.T) *http.Client {
-	tr := &http2.Transport{AllowHTTP: true, DisableCompression: true,
-		DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, addr)
-		}}
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	tr := &http.Transport{Protocols: protocols, DisableCompression: true}
 	t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr}
 }

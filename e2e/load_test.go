@@ -273,6 +273,7 @@ func TestManyStreams(t *testing.T) {
 		const n = 2000
 		for proto, c := range w.protocols() {
 			t.Run(proto, func(t *testing.T) {
+				w.must(t, c, call{method: "GET"}) // opens the one connection of HTTP/2
 				for _, e := range w.engines {
 					e.SetHold(true)
 				}
