@@ -39,6 +39,10 @@ type Config struct {
 	// Scrape is how the metrics pages of engines are read.
 	Scrape Scrape `json:"scrape,omitempty"`
 
+	// Prometheus is a server that is asked for the metrics it computes from what
+	// it scraped of the engines.
+	Prometheus Prometheus `json:"prometheus,omitempty"`
+
 	// Limits bound what one request, and all together, may hold in memory.
 	Limits Limits `json:"limits,omitempty"`
 
@@ -181,6 +185,82 @@ type Scrape struct {
 	// MaxBytes is the largest page that is read, 1KiB to 1GiB; a larger one is a
 	// failed scrape. Default: 16MiB.
 	MaxBytes Size `json:"maxBytes,omitempty" default:"16MiB"`
+}
+
+// Prometheus is a server that is asked for query-based metrics: one query per
+// metric, for all endpoints together. No request waits for it; without an answer
+// those metrics are absent.
+type Prometheus struct {
+	// URL of the server, http or https, up to the part before /api/v1. Credentials
+	// don't belong in it. "" asks none. Default: "".
+	URL string `json:"url,omitempty"`
+
+	// Interval between two rounds of queries, 100ms to 10m. Readings end two
+	// intervals and one timeout after they were asked for. Default: 15s.
+	Interval time.Duration `json:"interval,omitempty" default:"15s"`
+
+	// Timeout of one query, 10ms to 1m. Default: 2s.
+	Timeout time.Duration `json:"timeout,omitempty" default:"2s"`
+
+	// Selector narrows all queries: PromQL label matchers such as job="pods". Set
+	// it where the server scrapes the engines in more than one job, or rates count
+	// them twice. Default: "".
+	Selector string `json:"selector,omitempty"`
+
+	// Labels are the names of the labels that say what a series belongs to.
+	Labels PrometheusLabels `json:"labels,omitempty"`
+
+	// TLS is used where URL is https.
+	TLS PrometheusTLS `json:"tls,omitempty"`
+
+	// BasicAuth logs in with a name and a password. Not beside bearerTokenFile.
+	// Default: none.
+	BasicAuth *BasicAuth `json:"basicAuth,omitempty"`
+
+	// BearerTokenFile holds a token that goes along with each query. It is read
+	// anew for each round. Default: none.
+	BearerTokenFile string `json:"bearerTokenFile,omitempty"`
+}
+
+// PrometheusLabels are label names.
+type PrometheusLabels struct {
+	// Instance is the label with ip:port of an endpoint's metrics page, or with its
+	// pod's name. Default: instance.
+	Instance string `json:"instance,omitempty" default:"instance"`
+
+	// Model is the label with the model. Default: model_name.
+	Model string `json:"model,omitempty" default:"model_name"`
+}
+
+// PrometheusTLS is how the server is known, and shunt to it. Files are PEM and
+// read anew for each round; a relative path starts at Envoy's working directory.
+type PrometheusTLS struct {
+	// CAFile holds the certificates that may have signed the server's. Default: the
+	// system's.
+	CAFile string `json:"caFile,omitempty"`
+
+	// CertFile and keyFile are shown to a server that asks who its client is.
+	// Default: none.
+	CertFile string `json:"certFile,omitempty"`
+
+	// KeyFile is the private key of certFile. Default: none.
+	KeyFile string `json:"keyFile,omitempty"`
+
+	// ServerName is the name in the server's certificate, where it is not the
+	// URL's. Default: the URL's.
+	ServerName string `json:"serverName,omitempty"`
+
+	// InsecureSkipVerify believes any server. Default: false.
+	InsecureSkipVerify bool `json:"insecureSkipVerify,omitempty" default:"false"`
+}
+
+// BasicAuth is a name and a password.
+type BasicAuth struct {
+	// Username is the name. Required.
+	Username string `json:"username"`
+
+	// PasswordFile holds the password and is read anew for each round. Required.
+	PasswordFile string `json:"passwordFile"`
 }
 
 // Limits bound memory.

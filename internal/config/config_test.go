@@ -97,6 +97,7 @@ func TestDefaults(t *testing.T) {
 		Models:          Models{Discover: true, Memory: 10 * time.Minute, NotFoundStatus: 400},
 		Policy:          "least-request",
 		Scrape:          Scrape{Interval: time.Second, Timeout: time.Second, StaleAfter: 5 * time.Second, MaxBytes: 16 << 20},
+		Prometheus:      Prometheus{Interval: 15 * time.Second, Timeout: 2 * time.Second, Labels: PrometheusLabels{Instance: "instance", Model: "model_name"}},
 		Limits:          Limits{RequestBody: 4 << 20, JSONDepth: 512},
 		Runtime:         Runtime{Yield: true},
 		Health:          Health{Interval: 5 * time.Second, Timeout: 2 * time.Second},

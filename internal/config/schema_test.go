@@ -63,7 +63,7 @@ func generateSchema(t *testing.T) []byte {
 	pool.Definitions, pool.Version, pool.ID = nil, "", ""
 	schema.Definitions["Pool"] = pool
 	schema.Definitions["Config"] = schema
-	for _, typ := range []any{Config{}, Models{}, Scrape{}, Limits{}, Explain{}, Health{}, Runtime{}, Admin{}, Metrics{}} {
+	for _, typ := range []any{Config{}, Models{}, Scrape{}, Prometheus{}, PrometheusLabels{}, PrometheusTLS{}, Limits{}, Explain{}, Health{}, Runtime{}, Admin{}, Metrics{}} {
 		addDefaults(t, schema.Definitions[reflect.TypeOf(typ).Name()], reflect.TypeOf(typ))
 	}
 	delete(schema.Definitions, "Config")

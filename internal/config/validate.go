@@ -35,6 +35,7 @@ func validate(cfg *Config, dec *decoder) Problems {
 	}
 	c.models(cfg.Models)
 	c.scrape(cfg.Scrape)
+	c.prometheus(cfg.Prometheus)
 	c.limits(cfg.Limits)
 	c.health(cfg.Health)
 	inRange(c, "startupHold", cfg.StartupHold, 0, time.Minute)
