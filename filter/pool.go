@@ -25,6 +25,7 @@ type Pool struct {
 	started  time.Time
 	holder   *pool.Holder
 	syncer   *metricsync.Syncer
+	querier  *metricsync.Querier
 	queue    *flowcontrol.Queue
 	counters *poolCounters
 
@@ -77,6 +78,9 @@ func (rt *Runtime) newPool(name string) *Pool {
 	p.syncer = metricsync.New(metricsync.Options{
 		Name: name, Holder: p.holder, Log: rt.options.Log, OnPublish: p.published,
 	}, metricsync.Config{})
+	p.querier = metricsync.NewQuerier(metricsync.QuerierOptions{
+		Name: name, Log: rt.options.Log, Publish: p.syncer.SetQueried,
+	}, metricsync.QueryConfig{})
 	return p
 }
 
@@ -110,12 +114,14 @@ func (rt *Runtime) definePoolLocked(p *Pool, def *config.Pool, cfg *config.Confi
 		p.scrape = scrape
 		p.syncer.Apply(scrape)
 	}
+	p.querier.Apply(queryConfig(&cfg.Prometheus))
 	if changed {
 		p.syncer.SetTargets(sourceStatic, staticTargets(def), metricsync.Complete)
 		rt.fileSourceLocked(p, def)
 	}
 	if first {
 		p.syncer.Start()
+		p.querier.Start()
 	}
 }
 
@@ -196,6 +202,7 @@ func (p *Pool) stop() {
 	for _, s := range p.sources {
 		s.stop()
 	}
+	p.querier.Stop()
 	p.syncer.Stop()
 }
 
@@ -234,6 +241,19 @@ func scrapeConfig(cfg *config.Config, sources []string) metricsync.Config {
 	}
 	for _, k := range cfg.Models.Known {
 		c.Known = append(c.Known, metricsync.KnownModel{Name: k.Name, Adapters: k.Adapters})
+	}
+	return c
+}
+
+func queryConfig(p *config.Prometheus) metricsync.QueryConfig {
+	c := metricsync.QueryConfig{
+		URL: p.URL, Interval: p.Interval, Timeout: p.Timeout, Selector: p.Selector,
+		InstanceLabel: p.Labels.Instance, ModelLabel: p.Labels.Model,
+		TLS:             metricsync.QueryTLS(p.TLS),
+		BearerTokenFile: p.BearerTokenFile,
+	}
+	if p.BasicAuth != nil {
+		c.Username, c.PasswordFile = p.BasicAuth.Username, p.BasicAuth.PasswordFile
 	}
 	return c
 }

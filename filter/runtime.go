@@ -92,7 +92,7 @@ func NewRuntime(options Options) *Runtime {
 		pools: make(map[string]*Pool), live: make(map[*Generation]struct{}), routes: make(map[*Route]struct{}),
 	}
 	rt.room = flowcontrol.NewRoom(maxWaiting, 0, rt.now)
-	rt.metrics.registry.MustRegister(endpointCollector{rt})
+	rt.metrics.registry.MustRegister(endpointCollector{rt}, queryCollector{rt})
 	return rt
 }
 

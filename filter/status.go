@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/shuntproxy/shunt/internal/pool"
+	"github.com/shuntproxy/shunt/metricsync"
 )
 
 // Status is what /statusz.json shows.
@@ -28,10 +29,12 @@ type PoolStatus struct {
 	Fresh bool `json:"fresh"`
 	// Configs is the number of live configurations that refer to the pool;
 	// Conflict is true if an older one of them defines it differently.
-	Configs   int              `json:"configs"`
-	Conflict  bool             `json:"conflict,omitempty"`
-	Models    []string         `json:"models"`
-	Endpoints []EndpointStatus `json:"endpoints"`
+	Configs  int  `json:"configs"`
+	Conflict bool `json:"conflict,omitempty"`
+	// Prometheus is the server asked for query-based metrics, null for none.
+	Prometheus *PrometheusStatus `json:"prometheus,omitempty"`
+	Models     []string          `json:"models"`
+	Endpoints  []EndpointStatus  `json:"endpoints"`
 }
 
 // EndpointStatus is one endpoint. Metrics that are absent or stale are null.
@@ -52,6 +55,21 @@ type EndpointStatus struct {
 	Waiting    *float64 `json:"num_requests_waiting"`
 	KV         *float64 `json:"kv_cache_usage_perc"`
 	AgeSeconds *float64 `json:"metrics_age_seconds"`
+	// Queried are the query-based metrics of the endpoint's own model, by
+	// abstract name, without those that are absent or stale.
+	Queried map[string]float64 `json:"queried,omitempty"`
+}
+
+// PrometheusStatus is how asking a Prometheus server goes.
+type PrometheusStatus struct {
+	// Up is whether the newest round had an answer to every query, and some
+	// series in them; Error says why not.
+	Up    bool   `json:"up"`
+	Error string `json:"error,omitempty"`
+	// AgeSeconds is the age of the last round that was up, null for none.
+	AgeSeconds *float64 `json:"age_seconds"`
+	// Series is how many readings each query gave in the newest round.
+	Series map[string]int `json:"series"`
 }
 
 // Status describes the process at this moment. Any goroutine may call it.
@@ -72,6 +90,9 @@ func (rt *Runtime) poolStatus(p *Pool, now time.Time) PoolStatus {
 		Name: p.name, Snapshot: s.Seq, AgeSeconds: now.Sub(s.Built).Seconds(), Complete: s.Complete, Fresh: s.Fresh,
 		Configs: configs, Conflict: conflict, Models: s.ModelNames(), Endpoints: []EndpointStatus{},
 	}
+	if stats := p.querier.Stats(); stats.Configured {
+		st.Prometheus = prometheusStatus(stats, now)
+	}
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		read := func(m pool.Metric) *float64 {
@@ -89,7 +110,27 @@ func (rt *Runtime) poolStatus(p *Pool, now time.Time) PoolStatus {
 			age := now.Sub(e.Metrics.Taken).Seconds()
 			es.AgeSeconds = &age
 		}
+		for q := range pool.NumQueries {
+			if v, ok := s.Queried(q, e.Model, now).At(int32(i)); ok {
+				if es.Queried == nil {
+					es.Queried = make(map[string]float64)
+				}
+				es.Queried[q.String()] = v
+			}
+		}
 		st.Endpoints = append(st.Endpoints, es)
+	}
+	return st
+}
+
+func prometheusStatus(stats metricsync.QueryStats, now time.Time) *PrometheusStatus {
+	st := &PrometheusStatus{Up: stats.Up, Error: stats.Error, Series: make(map[string]int)}
+	if !stats.LastGood.IsZero() {
+		age := now.Sub(stats.LastGood).Seconds()
+		st.AgeSeconds = &age
+	}
+	for q, n := range stats.Series {
+		st.Series[pool.Query(q).String()] = n
 	}
 	return st
 }
