@@ -34,6 +34,18 @@ type engine struct {
 	health int    // status
 	hits   map[string]int
 	dials  int
+	open   []net.Conn
+}
+
+// crash ends the engine's process.
+func (e *engine) crash() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.down = true
+	for _, c := range e.open {
+		_ = c.Close()
+	}
+	e.open = nil
 }
 
 func (e *engine) set(f func()) { e.mu.Lock(); defer e.mu.Unlock(); f() }
@@ -138,6 +150,7 @@ func (w *world) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
 	}
 	ours, theirs := net.Pipe()
+	e.set(func() { e.open = append(e.open, theirs) })
 	select {
 	case e.conns <- theirs:
 		return ours, nil

@@ -1,6 +1,7 @@
 package metricsync
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -11,12 +12,22 @@ import (
 type Config struct {
 	// Interval between two scrapes of an endpoint; below 50 ms it is 50 ms.
 	Interval time.Duration
-	// Timeout of one scrape, one connect, and one request for the model list.
+	// Jitter is the share of Interval over which the scrapes of a pool are
+	// spread, by a hash of their addresses: 0 is all of it, negative none.
+	Jitter float64
+	// MaxBackOff is how rarely a page that keeps failing is asked, unless
+	// Interval is longer.
+	MaxBackOff time.Duration
+	// Timeout of one scrape, and of one request for the model list.
 	Timeout time.Duration
+	// ConnectTimeout of one connection for a scrape, within Timeout.
+	ConnectTimeout time.Duration
 	// StaleAfter is the age at which readings no longer count.
 	StaleAfter time.Duration
 	// MaxBytes is the largest metrics page, unpacked.
 	MaxBytes int64
+	// Access is how engines let themselves be asked.
+	Access Access
 	// Health is how the serving port is probed.
 	Health Health
 	// Discover asks endpoints for their models. Off, an endpoint without a
@@ -29,6 +40,8 @@ type Config struct {
 	// Sources are the discovery sources of the pool: what others deliver is
 	// ignored, and of two that have one address the first counts.
 	Sources []string
+
+	headerNames []string // of Access, sorted
 }
 
 // Health is how the serving port is probed.
@@ -58,13 +71,28 @@ func (c Config) withDefaults() *Config {
 	def(&c.Interval, time.Second)
 	c.Interval = max(c.Interval, minInterval)
 	def(&c.Timeout, time.Second)
+	def(&c.ConnectTimeout, c.Timeout)
+	def(&c.MaxBackOff, 30*time.Second)
 	def(&c.StaleAfter, 5*time.Second)
 	def(&c.Health.Interval, 5*time.Second)
 	def(&c.Health.Timeout, 2*time.Second)
 	if c.MaxBytes <= 0 {
 		c.MaxBytes = 16 << 20
 	}
+	c.headerNames = slices.Sorted(maps.Keys(c.Access.Headers))
 	return &c
+}
+
+// spread is how long the scrapes of a pool are spread over.
+func (c *Config) spread() time.Duration {
+	switch {
+	case c.Jitter < 0:
+		return 0
+	case c.Jitter == 0 || c.Jitter > 1:
+		return c.Interval
+	default:
+		return time.Duration(c.Jitter * float64(c.Interval))
+	}
 }
 
 // knownNames lists every name that config gives a model.

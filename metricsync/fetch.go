@@ -1,6 +1,7 @@
 package metricsync
 
 import (
+	"compress/flate"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -10,7 +11,10 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"time"
+
+	"github.com/shuntproxy/shunt/internal/pool"
 )
 
 // Reason is why a scrape failed, a closed set for a counter's label.
@@ -19,7 +23,7 @@ type Reason uint8
 // The outcomes of a scrape.
 const (
 	ScrapeOK       Reason = iota
-	ScrapeConnect         // no connection
+	ScrapeConnect         // no connection, or no credentials for one
 	ScrapeTimeout         // no whole page in time
 	ScrapeStatus          // another status than 200
 	ScrapeRedirect        // to another host, or more than one
@@ -52,20 +56,18 @@ const (
 
 var errRedirect = errors.New("redirected to another host, or twice")
 
-// dialFunc opens a connection, as net.Dialer.DialContext does.
-type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)
-
-// newClient returns the client of one Syncer. It follows one redirect to the
-// same host, uses no proxy and asks for no compression: that is CPU in the
-// engine's event loop.
+// newClient returns the client of one Syncer for what is asked rarely: health
+// and model lists. It follows one redirect to the same host, uses no proxy and
+// asks for no compression: that is CPU in the engine's event loop.
 func newClient(dial dialFunc) (*http.Client, *http.Transport) {
 	t := &http.Transport{
 		DialContext:            dial,
+		DialTLSContext:         dial,
 		DisableCompression:     true,
 		MaxIdleConns:           0, // no bound over all endpoints
 		MaxIdleConnsPerHost:    2,
 		IdleConnTimeout:        idleTimeout,
-		MaxResponseHeaderBytes: 64 << 10,
+		MaxResponseHeaderBytes: headLimit,
 	}
 	return &http.Client{
 		Transport: t,
@@ -84,71 +86,160 @@ type scrape struct {
 	err    error // nil if reason is ScrapeOK
 	// answered is true where an HTTP server answered, whatever it said.
 	answered bool
-	page     page
 	bytes    int64
 	took     time.Duration
 	taken    time.Time
+	// metrics is nil unless reason is ScrapeOK.
+	metrics  *pool.Metrics
+	asleep   bool
+	adapters adapters
 }
 
-// get fetches one URL. The caller closes the body if err is nil.
-func get(ctx context.Context, c *http.Client, addr netip.AddrPort, path, accept string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr.String()+path, nil)
+// fetch is what a page is asked with.
+type fetch struct {
+	client  *client
+	path    string
+	headers []byte // lines that Access adds
+	connect time.Duration
+	until   time.Time
+	limit   int64
+	idle    time.Duration // how long the connection will wait for the next
+	request []byte        // room to build it in
+}
+
+// page reads one metrics page into p. p holds no metrics that count if there is
+// an error.
+func (f *fetch) page(ctx context.Context, p *parser) (out scrape) {
+	out = f.read(ctx, p)
+	if out.reason != ScrapeOK && out.reason != ScrapeStatus && out.reason != ScrapeRedirect && isTimeout(ctx, out.err) {
+		out.reason = ScrapeTimeout
+	}
+	f.client.done(f.idle)
+	return out
+}
+
+func (f *fetch) read(ctx context.Context, p *parser) (out scrape) {
+	fail := func(r Reason, err error) scrape {
+		out.reason, out.err = r, err
+		return out
+	}
+	path := f.path
+	var head answer
+	for redirects := 0; ; redirects++ {
+		var err error
+		if head, err = f.ask(ctx, path); err != nil {
+			if _, ok := errors.AsType[dialError](err); ok {
+				return fail(ScrapeConnect, err)
+			}
+			return fail(ScrapeRead, err)
+		}
+		out.answered = true
+		if head.status < 300 || head.status > 308 || head.location == "" {
+			break
+		}
+		if path = f.sameHost(path, head.location); path == "" || redirects == 1 {
+			f.client.drain()
+			return fail(ScrapeRedirect, errRedirect)
+		}
+		f.client.drain()
+	}
+	t := p.table
+	if head.status != http.StatusOK {
+		f.client.drain()
+		return fail(ScrapeStatus, statusError{f.path, head.status, t.hint})
+	}
+	body, err := p.unpacked(f.client, head.gzip)
+	if err == nil {
+		out.bytes, err = p.parse(body, f.limit)
+	}
+	out.taken = time.Now()
+	var corrupt flate.CorruptInputError
+	switch {
+	case errors.Is(err, errTooLarge):
+		return fail(ScrapeTooLarge, fmt.Errorf("%w (%d bytes), the rest was not read", err, f.limit))
+	case errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum), errors.As(err, &corrupt):
+		return fail(ScrapeFormat, err)
+	case err != nil:
+		return fail(ScrapeRead, err)
+	}
+	p.reading.reduce(&p.page, anyModel)
+	switch {
+	case p.reading.empty() && p.json():
+		return fail(ScrapeFormat, fmt.Errorf("%s is JSON and not metrics%s", f.path, hintText(t.hint)))
+	case p.reading.empty():
+		return fail(ScrapeEmpty, fmt.Errorf("%s has none of %s's metrics (%d bytes)", f.path, t.engine, out.bytes))
+	}
+	return out
+}
+
+// ask sends the request for a path.
+func (f *fetch) ask(ctx context.Context, path string) (answer, error) {
+	// OpenMetrics must never be negotiated: it renames counters.
+	f.request = append(f.request[:0], "GET "...)
+	f.request = append(f.request, path...)
+	f.request = append(f.request, " HTTP/1.1\r\nHost: "...)
+	f.request = append(f.request, f.client.address...)
+	f.request = append(f.request, "\r\nUser-Agent: shunt\r\nAccept: text/plain;version=0.0.4\r\n"...)
+	f.request = append(f.request, f.headers...)
+	f.request = append(f.request, "\r\n"...)
+	return f.client.get(ctx, f.request, f.connect, f.until)
+}
+
+// sameHost returns the path of a redirect, "" if it leaves the host.
+func (f *fetch) sameHost(from, location string) string {
+	base := &url.URL{Scheme: "http", Host: f.client.address, Path: from}
+	if f.client.secure {
+		base.Scheme = "https"
+	}
+	to, err := base.Parse(location)
+	if err != nil || to.Scheme != base.Scheme || to.Host != base.Host {
+		return ""
+	}
+	return to.RequestURI()
+}
+
+// unpacked returns the body without its compression.
+func (p *parser) unpacked(body io.Reader, packed bool) (io.Reader, error) {
+	switch {
+	case !packed:
+		return body, nil
+	case p.gzip == nil:
+		var err error
+		p.gzip, err = gzip.NewReader(body)
+		if err != nil {
+			p.gzip = nil
+			return nil, err
+		}
+		return p.gzip, nil
+	default:
+		return p.gzip, p.gzip.Reset(body)
+	}
+}
+
+// get fetches one URL of what is asked rarely. The caller closes the body if err
+// is nil.
+func (s *Syncer) get(ctx context.Context, cfg *Config, addr netip.AddrPort, path, accept string) (*http.Response, error) {
+	scheme := "http://"
+	if cfg.Access.TLS {
+		scheme = "https://"
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+addr.String()+path, nil)
 	if err != nil {
 		return nil, err
 	}
+	token, _, err := s.credentials.read(cfg, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	for name, value := range cfg.Access.Headers {
+		req.Header.Set(name, value)
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
 	req.Header["Accept"] = []string{accept}
 	req.Header["User-Agent"] = []string{"shunt"}
-	return c.Do(req)
-}
-
-// fetchPage reads one metrics page. It never returns metrics beside an error.
-func fetchPage(ctx context.Context, c *http.Client, addr netip.AddrPort, path string, t *table, p *parser, limit int64, lastAdapters string) (out scrape) {
-	fail := func(r Reason, err error) scrape {
-		if r != ScrapeStatus && r != ScrapeRedirect && isTimeout(ctx, err) {
-			r = ScrapeTimeout
-		}
-		out.reason, out.err, out.page = r, err, page{}
-		return out
-	}
-	// OpenMetrics must never be negotiated: it renames counters.
-	resp, err := get(ctx, c, addr, path, "text/plain;version=0.0.4")
-	if err != nil {
-		if errors.Is(err, errRedirect) {
-			out.answered = true
-			return fail(ScrapeRedirect, err)
-		}
-		var op *net.OpError
-		if errors.As(err, &op) && op.Op == "dial" {
-			return fail(ScrapeConnect, op)
-		}
-		return fail(ScrapeRead, plain(err))
-	}
-	defer resp.Body.Close()
-	out.answered = true
-	if resp.StatusCode != http.StatusOK {
-		drain(resp.Body)
-		return fail(ScrapeStatus, statusError{path, resp.StatusCode, t.hint})
-	}
-	body := io.Reader(resp.Body)
-	if resp.Header.Get("Content-Encoding") == "gzip" {
-		if body, err = gzip.NewReader(resp.Body); err != nil {
-			return fail(ScrapeFormat, err)
-		}
-	}
-	out.page, out.bytes, err = p.parse(t, body, limit, lastAdapters)
-	out.taken = time.Now()
-	switch {
-	case errors.Is(err, errTooLarge):
-		return fail(ScrapeTooLarge, fmt.Errorf("%w (%d bytes)", err, limit))
-	case err != nil:
-		return fail(ScrapeRead, err)
-	case out.page.metrics.Empty() && out.page.json:
-		return fail(ScrapeFormat, fmt.Errorf("%s is JSON and not metrics%s", path, hintText(t.hint)))
-	case out.page.metrics.Empty():
-		return fail(ScrapeEmpty, fmt.Errorf("%s has none of the engine's metrics (%d bytes)", path, out.bytes))
-	}
-	out.page.metrics.Taken = out.taken
-	return out
+	return s.client.Do(req)
 }
 
 // statusError is an answer other than 200.
@@ -160,8 +251,11 @@ type statusError struct {
 
 func (e statusError) Error() string {
 	s := fmt.Sprintf("%s answers %d", e.path, e.status)
-	if e.status == http.StatusNotFound {
+	switch e.status {
+	case http.StatusNotFound:
 		s += hintText(e.hint)
+	case http.StatusUnauthorized, http.StatusForbidden:
+		s += "; scrape.tokenFile and scrape.headers say how to ask"
 	}
 	return s
 }
@@ -175,8 +269,8 @@ func hintText(hint string) string {
 
 // plain strips the URL that net/http puts before each error.
 func plain(err error) error {
-	if u := errors.Unwrap(err); u != nil {
-		return u
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return u.Err
 	}
 	return err
 }
@@ -189,17 +283,18 @@ func isTimeout(ctx context.Context, err error) bool {
 
 func drain(r io.Reader) { _, _ = io.CopyN(io.Discard, r, drainLimit) }
 
-// probe asks the serving port whether it is there: over HTTP if path is set,
-// where only 200 counts, else by connecting.
-func probe(ctx context.Context, c *http.Client, dial dialFunc, addr netip.AddrPort, path string) error {
+// knock asks the serving port whether it is there: over HTTP if there is a
+// health path, where only 200 counts, else by connecting.
+func (s *Syncer) knock(ctx context.Context, cfg *Config, addr netip.AddrPort) error {
+	path := cfg.Health.Path
 	if path == "" {
-		conn, err := dial(ctx, "tcp", addr.String())
+		conn, err := s.dial(ctx, "tcp", addr.String())
 		if err != nil {
 			return err
 		}
 		return conn.Close()
 	}
-	resp, err := get(ctx, c, addr, path, "*/*")
+	resp, err := s.get(ctx, cfg, addr, path, "*/*")
 	if err != nil {
 		return fmt.Errorf("GET %s: %w", path, plain(err))
 	}
@@ -223,8 +318,8 @@ type modelList struct {
 const modelsPath = "/v1/models"
 
 // fetchModels asks an endpoint which models it serves.
-func fetchModels(ctx context.Context, c *http.Client, addr netip.AddrPort) (modelList, error) {
-	resp, err := get(ctx, c, addr, modelsPath, "application/json")
+func (s *Syncer) fetchModels(ctx context.Context, cfg *Config, addr netip.AddrPort) (modelList, error) {
+	resp, err := s.get(ctx, cfg, addr, modelsPath, "application/json")
 	if err != nil {
 		return modelList{}, plain(err)
 	}

@@ -36,10 +36,20 @@ func refused(t testing.TB) netip.AddrPort {
 	return netip.MustParseAddrPort(l.Addr().String())
 }
 
-func testClient(t testing.TB) *http.Client {
-	c, tr := newClient((&net.Dialer{}).DialContext)
-	t.Cleanup(tr.CloseIdleConnections)
-	return c
+// asking returns a Syncer that was not started, for its clients.
+func asking(t testing.TB, cfg Config) *Syncer {
+	s := New(Options{Name: "p", Holder: pool.NewHolder()}, cfg)
+	t.Cleanup(s.Stop)
+	return s
+}
+
+// fetchOne scrapes an address once, as a loop would.
+func fetchOne(t testing.TB, s *Syncer, engine pool.Engine, addr netip.AddrPort, ctx context.Context) *scrape {
+	t.Helper()
+	one := pool.Target{Addr: addr, MetricPort: addr.Port(), Engine: engine}
+	l := newScraper(s, &endpoint{}, one)
+	defer l.fetch.client.close()
+	return l.scrape(ctx)
 }
 
 func TestFetchPage(t *testing.T) {
@@ -82,7 +92,7 @@ func TestFetchPage(t *testing.T) {
 		}, ScrapeRedirect, "redirected", true},
 		{"not found", pool.EngineSGLang, http.NotFound, ScrapeStatus, "/metrics answers 404; start SGLang with --enable-metrics", true},
 		{"unavailable", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }, ScrapeStatus, "/metrics answers 503", true},
-		{"empty", pool.EngineVLLM, func(http.ResponseWriter, *http.Request) {}, ScrapeEmpty, "none of the engine's metrics (0 bytes)", true},
+		{"empty", pool.EngineVLLM, func(http.ResponseWriter, *http.Request) {}, ScrapeEmpty, "none of vllm's metrics (0 bytes)", true},
 		{"other metrics", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("a 1\n")) }, ScrapeEmpty, "(4 bytes)", true},
 		{"JSON", pool.EngineTRTLLM, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(" []")) }, ScrapeFormat, "return_perf_metrics", true},
 		{"too large", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) {
@@ -92,12 +102,12 @@ func TestFetchPage(t *testing.T) {
 			w.Header().Set("Content-Length", "1000")
 			_, _ = w.Write([]byte(goodPage))
 		}, ScrapeRead, "EOF", true},
-		{"hangs", pool.EngineVLLM, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, ScrapeTimeout, "deadline", false},
+		{"hangs", pool.EngineVLLM, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, ScrapeTimeout, "no whole page within", false},
 		{"hangs within", pool.EngineVLLM, func(w http.ResponseWriter, r *http.Request) {
 			_, _ = w.Write([]byte(goodPage))
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
-		}, ScrapeTimeout, "deadline", true},
+		}, ScrapeTimeout, "no whole page within", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			addr := serve(t, c.handler)
@@ -105,26 +115,22 @@ func TestFetchPage(t *testing.T) {
 			if c.reason == ScrapeTimeout {
 				timeout = 100 * time.Millisecond
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), timeout)
-			defer cancel()
-			table := newTables().of(c.engine)
-			got := fetchPage(ctx, testClient(t), addr, table.paths[0], table, new(parser), 1000, "")
+			got := fetchOne(t, asking(t, Config{Timeout: timeout, MaxBytes: 1000}), c.engine, addr, t.Context())
 			if got.reason != c.reason || got.answered != c.answered {
 				t.Fatalf("got %v, %v, answered %v", got.reason, got.err, got.answered)
 			}
 			if c.reason == ScrapeOK {
-				if show(&got.page.metrics) != "1 2 0.5" || got.err != nil || got.page.metrics.Taken.IsZero() || got.bytes != int64(len(goodPage)) {
+				if show(got.metrics) != "1 2 0.5" || got.err != nil || got.metrics.Taken.IsZero() || got.bytes != int64(len(goodPage)) {
 					t.Errorf("got %+v", got)
 				}
 				return
 			}
-			if !got.page.metrics.Empty() || got.err == nil || !strings.Contains(got.err.Error(), c.says) {
-				t.Errorf("got %v, want %q in it; metrics %s", got.err, c.says, show(&got.page.metrics))
+			if got.metrics != nil || got.err == nil || !strings.Contains(got.err.Error(), c.says) {
+				t.Errorf("got %v, want %q in it; metrics %s", got.err, c.says, show(got.metrics))
 			}
 		})
 	}
-	table := newTables().of(pool.EngineVLLM)
-	if got := fetchPage(t.Context(), testClient(t), refused(t), "/metrics", table, new(parser), 1000, ""); got.reason != ScrapeConnect || got.answered {
+	if got := fetchOne(t, asking(t, Config{}), pool.EngineVLLM, refused(t), t.Context()); got.reason != ScrapeConnect || got.answered {
 		t.Errorf("refused: %v, %v", got.reason, got.err)
 	}
 }
@@ -135,13 +141,13 @@ func TestProbe(t *testing.T) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 	})
-	dial := (&net.Dialer{}).DialContext
 	for _, c := range []struct {
 		addr netip.AddrPort
 		path string
 		ok   bool
 	}{{addr, "", true}, {addr, "/health", true}, {addr, "/dead", false}, {refused(t), "", false}, {refused(t), "/health", false}} {
-		if err := probe(t.Context(), testClient(t), dial, c.addr, c.path); (err == nil) != c.ok {
+		s := asking(t, Config{Health: Health{Path: c.path}})
+		if err := s.knock(t.Context(), s.cfg.Load(), c.addr); (err == nil) != c.ok {
 			t.Errorf("%s %q: %v", c.addr, c.path, err)
 		}
 	}
@@ -173,7 +179,8 @@ func TestFetchModels(t *testing.T) {
 			w.WriteHeader(c.status)
 			_, _ = w.Write([]byte(c.body))
 		})
-		got, err := fetchModels(t.Context(), testClient(t), addr)
+		s := asking(t, Config{})
+		got, err := s.fetchModels(t.Context(), s.cfg.Load(), addr)
 		if !slices.Equal(got.ids, c.want) || got.none != c.none || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%d %.40s: %+v, %v", c.status, c.body, got, err)
 		}

@@ -30,30 +30,58 @@ var nameByte = func() (t [256]bool) {
 	return t
 }()
 
-// parseSample reads what follows the name: labels, value, and a timestamp that
-// is checked and ignored. Labels are appended to into. It is false for a line
-// that is not a sample.
-func parseSample(b []byte, into []label) ([]label, float64, bool) {
+// parseRest reads what follows the name and the labels: a value, and a
+// timestamp that is checked and ignored. It is false for a line that is not a
+// sample.
+func parseRest(b []byte) (float64, bool) {
 	b = skipBlank(b)
-	if len(b) > 0 && b[0] == '{' {
-		var ok bool
-		if into, b, ok = parseLabels(b[1:], into); !ok {
-			return into, 0, false
-		}
-		b = skipBlank(b)
+	if v, n := parsePlain(b); n > 0 && n == len(b) {
+		return v, true
 	}
 	token, b := nextToken(b)
 	v, ok := parseValue(token)
 	if !ok {
-		return into, 0, false
+		return 0, false
 	}
 	if token, b = nextToken(b); len(token) > 0 {
 		if _, err := strconv.ParseInt(string(token), 10, 64); err != nil {
-			return into, 0, false
+			return 0, false
 		}
 	}
-	return into, v, len(b) == 0
+	return v, len(b) == 0
 }
+
+// parsePlain reads a number of up to 15 digits without sign and exponent, which
+// nearly all are, and returns its length, 0 for any other. Such a number is the
+// quotient of two integers that a float64 holds exactly, so it is rounded once,
+// as strconv does.
+func parsePlain(b []byte) (v float64, n int) {
+	var mantissa uint64
+	digits, fraction := 0, -1
+	for ; n < len(b); n++ {
+		switch c := b[n]; {
+		case c >= '0' && c <= '9':
+			mantissa = mantissa*10 + uint64(c-'0')
+			digits++
+		case c == '.' && fraction < 0:
+			fraction = digits
+		default:
+			return 0, 0
+		}
+		if digits > 15 {
+			return 0, 0
+		}
+	}
+	if digits == 0 {
+		return 0, 0
+	}
+	if fraction >= 0 {
+		return float64(mantissa) / powersOfTen[digits-fraction], n
+	}
+	return float64(mantissa), n
+}
+
+var powersOfTen = [16]float64{1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15}
 
 // parseLabels reads up to and with the closing brace.
 func parseLabels(b []byte, into []label) (labels []label, rest []byte, ok bool) {

@@ -73,7 +73,8 @@ func (s *Syncer) send(ctx context.Context, ev event) {
 // of its phase, more and more rarely while it fails.
 func (s *Syncer) scrapeLoop(ctx context.Context, e *endpoint, target pool.Target, gen int) {
 	defer s.wg.Done()
-	l := scraper{s: s, e: e, target: target, table: s.tables.of(target.Engine)}
+	l := newScraper(s, e, target)
+	defer func() { l.fetch.client.close() }()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for due := true; ; {
@@ -86,7 +87,7 @@ func (s *Syncer) scrapeLoop(ctx context.Context, e *endpoint, target pool.Target
 			s.send(ctx, event{e: e, gen: gen, scrape: out})
 		}
 		since := time.Since(s.origin)
-		timer.Reset(nextScrape(since, s.cfg.Load().Interval, e.phase, l.failures) - since)
+		timer.Reset(nextScrape(since, s.cfg.Load(), e.phase, l.failures) - since)
 		select {
 		case <-ctx.Done():
 			return
@@ -106,8 +107,17 @@ type scraper struct {
 	table    *table
 	path     int // of table.paths, the last that was not 404
 	failures int // in a row
-	adapters string
+	fetch    fetch
+	adapters adapters
+	history  history
 	stats    EndpointStats
+}
+
+func newScraper(s *Syncer, e *endpoint, target pool.Target) *scraper {
+	l := &scraper{s: s, e: e, target: target, table: s.tables.of(target.Engine)}
+	addr := netip.AddrPortFrom(target.Addr.Addr(), target.MetricPort)
+	l.fetch.client = &client{dial: s.secured, address: addr.String()}
+	return l
 }
 
 func (l *scraper) scrape(ctx context.Context) (out *scrape) {
@@ -117,6 +127,7 @@ func (l *scraper) scrape(ctx context.Context) (out *scrape) {
 	defer func() {
 		if r := recover(); r != nil {
 			l.s.panicked(r)
+			l.fetch.client.close()
 			*out = scrape{reason: ScrapeInternal, err: fmt.Errorf("panic: %v", r)}
 		}
 		out.took = time.Since(start)
@@ -124,21 +135,38 @@ func (l *scraper) scrape(ctx context.Context) (out *scrape) {
 			out.taken = start.Add(out.took)
 		}
 	}()
-	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
-	defer cancel()
-	p := l.s.parsers.Get().(*parser)
-	defer l.s.parsers.Put(p)
-	addr := netip.AddrPortFrom(l.target.Addr.Addr(), l.target.MetricPort)
+	f := &l.fetch
+	f.client.use(cfg.Access.TLS)
+	f.connect, f.until, f.limit = cfg.ConnectTimeout, start.Add(cfg.Timeout), cfg.MaxBytes
+	f.idle = cfg.Interval
+	var err error
+	if f.headers, err = l.s.headers(cfg); err != nil {
+		*out = scrape{reason: ScrapeConnect, err: err}
+		return out
+	}
+	parsers := &l.s.parsers[l.target.Engine]
+	p, ok := parsers.Get().(*parser)
+	if !ok {
+		p = newParser(l.table)
+	}
 	for range l.table.paths {
-		*out = fetchPage(ctx, l.s.client, addr, l.table.paths[l.path], l.table, p, cfg.MaxBytes, l.adapters)
+		f.path = l.table.paths[l.path]
+		*out = f.page(ctx, p)
 		if e, ok := errors.AsType[statusError](out.err); !ok || e.status != http.StatusNotFound {
 			break
 		}
 		l.path = (l.path + 1) % len(l.table.paths)
 	}
-	if out.reason == ScrapeTimeout {
+	switch out.reason {
+	case ScrapeOK:
+		l.adapters = p.reading.adapters(l.adapters)
+		l.history.observe(&p.reading, out.taken)
+		out.metrics = p.columns(&l.history, l.adapters, out.taken)
+		out.asleep, out.adapters = p.reading.asleep(), l.adapters
+	case ScrapeTimeout:
 		out.err = fmt.Errorf("no whole page within %s", cfg.Timeout)
 	}
+	parsers.Put(p) // not after a panic
 	return out
 }
 
@@ -147,7 +175,6 @@ func (l *scraper) note(out *scrape) {
 	l.s.counters.scraped(out)
 	if out.reason == ScrapeOK {
 		l.failures = 0
-		l.adapters = out.page.adapters
 		l.stats.LastGood = out.taken
 	} else {
 		l.failures++
@@ -229,7 +256,7 @@ func (s *Syncer) probe(ctx context.Context, cfg *Config, t pool.Target) (err err
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	s.counters.probes.Add(1)
-	if err = probe(ctx, s.client, s.dial, t.Addr, cfg.Health.Path); err != nil {
+	if err = s.knock(ctx, cfg, t.Addr); err != nil {
 		s.counters.probesFailed.Add(1)
 	}
 	return err
@@ -240,7 +267,7 @@ func (s *Syncer) list(ctx context.Context, cfg *Config, t pool.Target) (list mod
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
 	s.counters.listsAsked.Add(1)
-	if list, err = fetchModels(ctx, s.client, t.Addr); err != nil {
+	if list, err = s.fetchModels(ctx, cfg, t.Addr); err != nil {
 		s.counters.listsFailed.Add(1)
 	}
 	return list, err

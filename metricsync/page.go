@@ -2,18 +2,14 @@ package metricsync
 
 import (
 	"bytes"
+	"compress/gzip"
 	"errors"
 	"io"
-	"math"
-	"slices"
-	"strings"
-
-	"github.com/shuntproxy/shunt/internal/pool"
 )
 
 const (
-	// bufferSize holds some hundred lines; a longer line makes it grow.
-	bufferSize = 16 << 10
+	// bufferSize holds most pages whole; a longer line than it makes it grow.
+	bufferSize = 64 << 10
 	// maxLine is the longest line that is looked at. Longer ones are skipped.
 	maxLine = 1 << 20
 )
@@ -21,79 +17,59 @@ const (
 // errTooLarge is a page above the byte cap.
 var errTooLarge = errors.New("the page is larger than maxBytes")
 
-// parser reads pages, one after another, and keeps its memory in between. It
-// is not safe for concurrent use.
+// parser reads pages of one engine, one after another, and keeps its memory in
+// between. It is not safe for concurrent use.
 //
 // It looks only at lines that begin with a wanted name, and skips what it does
 // not understand: engines differ, and one odd line must not hide the others.
+// Lines come in any order, but those of the usual order are cheap: each is
+// compared with the one before and, where it continues that, only its bucket and
+// its value are read.
 type parser struct {
 	table  *table
 	buf    []byte
 	labels []label
-	missed []byte // the last unwanted name; its family's lines follow it
-	accs   []accumulator
+	gzip   *gzip.Reader
+
+	// What the lines before were: the name that was not wanted, the name that
+	// was, and the labels of the sample before.
+	missed  []byte
+	hit     []byte
+	hitWant wanted
+	block   []byte
+	blockID identity
+
+	// A bucket of the same series begins with prefix, up to and with le=", and
+	// goes on with suffix after the bound.
+	prefix, suffix []byte
+	bucketFamily   int
+	bucketSeries   int
+	bucketAt       int // of the layout, expected next
 
 	sniffed   bool
 	firstByte byte // the first that is no blank
 
-	lora struct {
-		seen             bool
-		newest           float64
-		running, waiting []byte // raw
-	}
-	sleepSeen, asleep bool
+	page
+	reading reading // of the page, once it is reduced
 }
 
-// accumulator sums up one family.
-type accumulator struct {
-	n     int
-	sum   float64
-	max   float64
-	ranks []rank
+func newParser(t *table) *parser {
+	p := &parser{table: t}
+	p.page.init(t)
+	p.reading.init(t)
+	return p
 }
 
-// rank is the largest value of one data-parallel rank.
-type rank struct {
-	id  uint64
-	max float64
-}
-
-// page is what one page said.
-type page struct {
-	metrics pool.Metrics
-	// hasLoRA is false where the page has no adapter info at all.
-	hasLoRA bool
-	// adapters is the running and waiting adapters of the newest info, comma
-	// separated, as written.
-	adapters string
-	// asleep is true where a rank says that it is not awake.
-	asleep bool
-	// json is true where the page looks like JSON.
-	json bool
-}
-
-// parse reads r to its end, or to limit bytes. The page holds what was read so
-// far even if there is an error. lastAdapters is the adapters text of the page
-// before, reused where it did not change.
-func (p *parser) parse(t *table, r io.Reader, limit int64, lastAdapters string) (page, int64, error) {
-	p.reset(t)
-	n, err := p.read(r, limit)
-	return p.reduce(lastAdapters), n, err
-}
-
-func (p *parser) reset(t *table) {
-	p.table = t
+// parse reads r to its end, or to limit bytes. What was read so far is in the
+// page even if there is an error.
+func (p *parser) parse(r io.Reader, limit int64) (int64, error) {
 	if p.buf == nil {
 		p.buf = make([]byte, bufferSize)
 	}
-	p.accs = slices.Grow(p.accs[:0], t.size())[:t.size()]
-	for i := range p.accs {
-		p.accs[i] = accumulator{ranks: p.accs[i].ranks[:0]}
-	}
-	p.missed = p.missed[:0]
+	p.missed, p.hit, p.block, p.prefix = p.missed[:0], p.hit[:0], p.block[:0], p.prefix[:0]
 	p.sniffed, p.firstByte = false, 0
-	p.lora.seen = false
-	p.sleepSeen, p.asleep = false, false
+	p.page.reset()
+	return p.read(r, limit)
 }
 
 func (p *parser) read(r io.Reader, limit int64) (int64, error) {
@@ -138,8 +114,14 @@ func (p *parser) read(r io.Reader, limit int64) (int64, error) {
 	}
 }
 
+// json reports whether the page looks like JSON.
+func (p *parser) json() bool { return p.firstByte == '[' || p.firstByte == '{' }
+
 // line looks at one line, without its newline.
 func (p *parser) line(b []byte) {
+	if n := len(p.prefix); n > 0 && len(b) > n && string(b[:n]) == string(p.prefix) && p.sameSeries(b[n:]) {
+		return
+	}
 	if len(b) > 0 && b[len(b)-1] == '\r' {
 		b = b[:len(b)-1]
 	}
@@ -153,134 +135,115 @@ func (p *parser) line(b []byte) {
 	if !p.table.maybe(b) {
 		return
 	}
-	if m := len(p.missed); m > 0 && len(b) > m && !nameByte[b[m]] && bytes.Equal(b[:m], p.missed) {
-		return
-	}
-	n := sampleName(b)
-	f, ok := p.table.families[string(b[:n])]
+	w, n, ok := p.name(b)
 	if !ok {
-		p.missed = append(p.missed[:0], b[:n]...)
 		return
 	}
-	var v float64
-	if p.labels, v, ok = parseSample(b[n:], p.labels[:0]); ok {
-		p.sample(f, v)
-	}
-}
-
-// sample takes in one sample of a wanted family, whose labels are in p.labels.
-func (p *parser) sample(f family, v float64) {
-	if math.IsNaN(v) || math.IsInf(v, 0) {
-		return // not measured yet
-	}
-	switch f.kind {
-	case loraInfo:
-		if !p.lora.seen || v > p.lora.newest {
-			p.lora.seen, p.lora.newest = true, v
-			p.lora.running = append(p.lora.running[:0], p.label("running_lora_adapters")...)
-			p.lora.waiting = append(p.lora.waiting[:0], p.label("waiting_lora_adapters")...)
-		}
-	case sleepState:
-		if string(p.label("sleep_state")) == "awake" {
-			p.sleepSeen = true
-			p.asleep = p.asleep || v == 0
-		}
-	default:
-		if t := p.table.totalLabel; t != "" && len(p.label(t)) > 0 {
-			return
-		}
-		p.accs[f.index].add(v, p.rankID())
-	}
-}
-
-// rankID is the hash of the rank label's value, and 0 where every series is a
-// rank of its own.
-func (p *parser) rankID() uint64 {
-	if p.table.rankLabel == "" {
-		return 0
-	}
-	const offset, prime = 14695981039346656037, 1099511628211 // FNV-1a
-	h := uint64(offset)
-	for _, c := range p.label(p.table.rankLabel) {
-		h = (h ^ uint64(c)) * prime
-	}
-	return h
-}
-
-func (p *parser) label(name string) []byte {
-	for i := range p.labels {
-		if string(p.labels[i].name) == name {
-			return p.labels[i].value
-		}
-	}
-	return nil
-}
-
-func (a *accumulator) add(v float64, id uint64) {
-	if id != 0 {
-		for i := range a.ranks {
-			if r := &a.ranks[i]; r.id == id {
-				if v > r.max {
-					a.sum += v - r.max
-					r.max = v
-					a.max = max(a.max, v)
+	f := &p.table.families[w.family]
+	if f.where.name == "" && f.labels == nil && w.part != partBucket {
+		if m := len(p.block); m > 0 && len(b) > n+m && string(b[n:n+m]) == string(p.block) {
+			if v, ok := parseRest(b[n+m:]); ok {
+				if !p.blockID.skip {
+					p.add(int(w.family), w.part, p.blockID, v)
 				}
 				return
 			}
 		}
-		a.ranks = append(a.ranks, rank{id, v})
 	}
-	if a.n == 0 || v > a.max {
-		a.max = v
-	}
-	a.n++
-	a.sum += v
+	p.sample(w, b, n)
 }
 
-func (a *accumulator) value(r rule) float64 {
-	switch r {
-	case mean:
-		return a.sum / float64(a.n)
-	case peak:
-		return a.max
+// name finds what the line's name leads to, and its length.
+func (p *parser) name(b []byte) (wanted, int, bool) {
+	if n := len(p.hit); n > 0 && len(b) > n && !nameByte[b[n]] && string(b[:n]) == string(p.hit) {
+		return p.hitWant, n, true
+	}
+	if n := len(p.missed); n > 0 && len(b) > n && !nameByte[b[n]] && string(b[:n]) == string(p.missed) {
+		return wanted{}, 0, false
+	}
+	n := sampleName(b)
+	w, ok := p.table.names[string(b[:n])]
+	if !ok {
+		p.missed = append(p.missed[:0], b[:n]...)
+		return w, 0, false
+	}
+	p.hit, p.hitWant = append(p.hit[:0], b[:n]...), w
+	return w, n, true
+}
+
+// sameSeries takes in the next bucket of the series before, from its bound on.
+func (p *parser) sameSeries(b []byte) bool {
+	q := 0
+	for q < len(b) && b[q] != '"' {
+		q++
+	}
+	rest := b[q:]
+	m := len(p.suffix)
+	if len(rest) <= m || string(rest[:m]) != string(p.suffix) {
+		return false
+	}
+	v, ok := parseRest(rest[m:])
+	if !ok {
+		return false
+	}
+	p.bucketAt = p.bucket(p.bucketFamily, p.bucketSeries, p.bucketAt, b[:q], v)
+	return true
+}
+
+// sample takes in a line whose name, n bytes, is wanted.
+func (p *parser) sample(w wanted, b []byte, n int) {
+	rest := skipBlank(b[n:])
+	p.labels = p.labels[:0]
+	if len(rest) > 0 && rest[0] == '{' {
+		labels, after, ok := parseLabels(rest[1:], p.labels)
+		if p.labels = labels; !ok {
+			return
+		}
+		rest = after
+	}
+	v, ok := parseRest(rest)
+	if !ok {
+		return
+	}
+	f := &p.table.families[w.family]
+	if f.where.name != "" && string(valueOf(p.labels, f.where.name)) != f.where.value {
+		return
+	}
+	id := p.identify(p.table, p.labels)
+	switch {
+	case w.part == partBucket:
+		le := valueOf(p.labels, "le")
+		if le == nil || id.skip {
+			return
+		}
+		s := p.seriesOf(int(w.family), id)
+		at := p.bucket(int(w.family), s, 0, le, v)
+		p.learn(b, le, rest)
+		p.bucketFamily, p.bucketSeries, p.bucketAt = int(w.family), s, at
+	case f.form == formNewest:
+		p.newer(int(w.family), f.labels, p.labels, v)
+	case f.form == formNumber:
+		if !id.skip {
+			p.numbers(int(w.family), f.labels, id, p.labels)
+		}
 	default:
-		return a.sum
+		if end := len(b) - len(rest); f.where.name == "" && end > n {
+			p.block, p.blockID = append(p.block[:0], b[n:end]...), id
+		}
+		if !id.skip {
+			p.add(int(w.family), w.part, id, v)
+		}
 	}
 }
 
-func (p *parser) reduce(lastAdapters string) page {
-	out := page{hasLoRA: p.lora.seen, asleep: p.sleepSeen && p.asleep, json: p.firstByte == '[' || p.firstByte == '{'}
-	i := 0
-	for _, r := range p.table.rows {
-		done := false
-		for range r.names {
-			if a := &p.accs[i]; !done && a.n > 0 {
-				out.metrics.Set(r.metric, a.value(r.rule))
-				done = true
-			}
-			i++
-		}
+// learn remembers how a bucket's line is written around its bound.
+func (p *parser) learn(line, le, rest []byte) {
+	p.prefix = p.prefix[:0]
+	from := cap(line) - cap(le) // le is a part of line
+	to, end := from+len(le), len(line)-len(rest)
+	if end < len(line) && line[end] == ' ' {
+		end++
 	}
-	if p.lora.seen {
-		p.lora.running = append(append(p.lora.running, ','), p.lora.waiting...)
-		out.adapters = lastAdapters
-		if string(p.lora.running) != lastAdapters {
-			out.adapters = string(p.lora.running)
-		}
-	}
-	return out
-}
-
-// splitAdapters returns the names in a page's adapters text.
-func splitAdapters(raw string) []string {
-	if strings.IndexByte(raw, '\\') >= 0 {
-		raw = string(unescape(nil, []byte(raw)))
-	}
-	var names []string
-	for name := range strings.SplitSeq(raw, ",") {
-		if name = strings.TrimSpace(name); name != "" && !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	return names
+	p.prefix = append(p.prefix, line[:from]...)
+	p.suffix = append(p.suffix[:0], line[to:end]...)
 }

@@ -12,10 +12,7 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
-
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
+	"time"
 
 	"github.com/shuntproxy/shunt/internal/pool"
 )
@@ -35,13 +32,33 @@ func engineOf(t testing.TB, path string) pool.Engine {
 	return e
 }
 
-func parsePage(t testing.TB, e pool.Engine, text string) page {
+// read is a page as tests look at it.
+type read struct {
+	metrics  *pool.Metrics
+	adapters adapters
+	asleep   bool
+	json     bool
+}
+
+func (p *parser) look(h *history) read {
+	p.reading.reduce(&p.page, anyModel)
+	a := p.reading.adapters(adapters{})
+	return read{p.columns(h, a, time.Time{}), a, p.reading.asleep(), p.json()}
+}
+
+func parsed(t testing.TB, e pool.Engine, text string) *parser {
 	t.Helper()
-	out, n, err := new(parser).parse(testTables.of(e), strings.NewReader(text), math.MaxInt64, "")
+	p := newParser(testTables.of(e))
+	n, err := p.parse(strings.NewReader(text), math.MaxInt64)
 	if err != nil || n != int64(len(text)) {
 		t.Fatalf("read %d of %d bytes, %v", n, len(text), err)
 	}
-	return out
+	return p
+}
+
+func parsePage(t testing.TB, e pool.Engine, text string) read {
+	t.Helper()
+	return parsed(t, e, text).look(nil)
 }
 
 // show renders readings, "-" for none.
@@ -66,158 +83,6 @@ func samples(t testing.TB) []string {
 	return paths
 }
 
-func TestSamples(t *testing.T) {
-	// Read by eye from the files.
-	want := map[string]string{
-		"vllm_v0.prom":     "4 1 0.0873",
-		"vllm_v1.prom":     "3 1 0.1372549",
-		"vllm_v1_dp2.prom": "11 5 0.2922549", // (0.1372549 + 0.4472549) / 2
-		"vllm_lora.prom":   "3 1 0.1372549",
-		"sglang.prom":      "4 1 0.11",
-		"trtllm.prom":      "5 2 0.21875",
-		"xllm.prom":        "4 2 0.137255",
-	}
-	for _, path := range samples(t) {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		name := filepath.Base(path)
-		got := parsePage(t, engineOf(t, path), string(data))
-		if show(&got.metrics) != want[name] {
-			t.Errorf("%s: %s, want %s", name, show(&got.metrics), want[name])
-		}
-		if got.asleep || got.json {
-			t.Errorf("%s: asleep %v, json %v", name, got.asleep, got.json)
-		}
-		adapters := splitAdapters(got.adapters)
-		if name == "vllm_lora.prom" {
-			if !slices.Equal(adapters, []string{"sql-lora", "chat-lora", "code-lora"}) {
-				t.Errorf("%s: adapters %v", name, adapters)
-			}
-		} else if len(adapters) != 0 {
-			t.Errorf("%s: adapters %v", name, adapters)
-		}
-	}
-}
-
-// TestSamplesAgainstOracle compares with prometheus/common's parser on each
-// sample, as it is and disfigured.
-func TestSamplesAgainstOracle(t *testing.T) {
-	for _, path := range samples(t) {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		engine := engineOf(t, path)
-		// The oracle gives up at brpc's quantile="avg".
-		var plain []string
-		for line := range strings.SplitSeq(strings.TrimSuffix(string(data), "\n"), "\n") {
-			if !strings.Contains(line, `quantile="avg"`) {
-				plain = append(plain, line)
-			}
-		}
-		want, ok := oracle(engine, strings.Join(plain, "\n")+"\n")
-		if !ok || want.Empty() {
-			t.Fatalf("%s: the oracle refuses it", path)
-		}
-		backward := slices.Clone(plain)
-		slices.Reverse(backward)
-		for how, text := range map[string]string{
-			"as it is":               string(data),
-			"CRLF":                   strings.ReplaceAll(string(data), "\n", "\r\n"),
-			"no final newline":       strings.TrimSuffix(string(data), "\n"),
-			"backward":               strings.Join(backward, "\n"),
-			"twice as many families": strings.ReplaceAll(string(data), "\n", "\nother_family{a=\"b\"} 1\n"),
-			"indented":               "  " + strings.ReplaceAll(string(data), "\n", "\n\t "),
-			"timestamps":             strings.Join(stamp(plain), "\n"),
-			"long line":              "# " + strings.Repeat("x", 3*maxLine) + "\n" + string(data),
-		} {
-			got := parsePage(t, engine, text)
-			if show(&got.metrics) != show(want) {
-				t.Errorf("%s, %s: %s, want %s", path, how, show(&got.metrics), show(want))
-			}
-		}
-		for _, r := range []io.Reader{iotest.OneByteReader(bytes.NewReader(data)), iotest.DataErrReader(bytes.NewReader(data)), iotest.HalfReader(bytes.NewReader(data))} {
-			got, _, err := new(parser).parse(newTables().of(engine), r, math.MaxInt64, "")
-			if err != nil || show(&got.metrics) != show(want) {
-				t.Errorf("%s: in pieces %s, %v, want %s", path, show(&got.metrics), err, show(want))
-			}
-		}
-	}
-}
-
-func stamp(lines []string) []string {
-	out := slices.Clone(lines)
-	for i, l := range out {
-		if !strings.HasPrefix(l, "#") {
-			out[i] = l + " 1700000000000"
-		}
-	}
-	return out
-}
-
-// oracle reads a page the slow way; ok is false where it refuses it.
-func oracle(e pool.Engine, text string) (m *pool.Metrics, ok bool) {
-	p := expfmt.NewTextParser(model.LegacyValidation)
-	families, err := p.TextToMetricFamilies(strings.NewReader(text))
-	if err != nil {
-		return nil, false
-	}
-	t := testTables.of(e)
-	m = &pool.Metrics{}
-	for _, r := range t.rows {
-		for _, name := range r.names {
-			if v, ok := oracleValue(t, r.rule, families[name]); ok {
-				m.Set(r.metric, v)
-				break
-			}
-		}
-	}
-	return m, true
-}
-
-func oracleValue(t *table, r rule, f *dto.MetricFamily) (float64, bool) {
-	byRank := map[string][]float64{}
-	var order []string
-	for i, s := range f.GetMetric() {
-		labels := map[string]string{}
-		for _, l := range s.GetLabel() {
-			labels[l.GetName()] = l.GetValue()
-		}
-		v := s.GetGauge().GetValue() + s.GetCounter().GetValue() + s.GetUntyped().GetValue()
-		if math.IsNaN(v) || math.IsInf(v, 0) || t.totalLabel != "" && labels[t.totalLabel] != "" {
-			continue
-		}
-		rank := fmt.Sprint(i)
-		if t.rankLabel != "" {
-			rank = labels[t.rankLabel]
-		}
-		if byRank[rank] == nil {
-			order = append(order, rank)
-		}
-		byRank[rank] = append(byRank[rank], v)
-	}
-	var total, most float64
-	for i, rank := range order {
-		v := slices.Max(byRank[rank])
-		total += v
-		if i == 0 || v > most {
-			most = v
-		}
-	}
-	switch {
-	case len(order) == 0:
-		return 0, false
-	case r == mean:
-		return total / float64(len(order)), true
-	case r == peak:
-		return most, true
-	default:
-		return total, true
-	}
-}
-
 func TestParse(t *testing.T) {
 	const running, waiting, kv = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
 	for _, c := range []struct {
@@ -238,7 +103,8 @@ func TestParse(t *testing.T) {
 		{"NaN of one rank", pool.EngineVLLM, kv + "{engine=\"0\"} NaN\n" + kv + "{engine=\"1\"} 0.5", "- - 0.5"},
 		{"infinity is none", pool.EngineVLLM, running + " +Inf", "- - -"},
 		{"exponent", pool.EngineVLLM, running + " 1.5e+02", "150 - -"},
-		{"negative", pool.EngineVLLM, kv + " -1", "- - -1"},
+		{"negative share is switched off", pool.EngineVLLM, kv + " -1", "- - -"},
+		{"twice counts once", pool.EngineVLLM, running + "{engine=\"0\"} 3\n" + waiting + " 1\n" + running + "{engine=\"0\"} 3", "3 1 -"},
 		{"ranks", pool.EngineVLLM, running + "{engine=\"0\"} 1\n" + running + "{engine=\"1\"} 2", "3 - -"},
 		{"spec name first", pool.EngineVLLM, "vllm:gpu_cache_usage_perc 0.9\n" + kv + " 0.1", "- - 0.1"},
 		{"alternate", pool.EngineVLLM, kv + " NaN\nvllm:gpu_cache_usage_perc 0.9", "- - 0.9"},
@@ -259,8 +125,8 @@ func TestParse(t *testing.T) {
 		{"JSON", pool.EngineTRTLLM, "[]", "- - -"},
 	} {
 		got := parsePage(t, c.engine, c.text)
-		if show(&got.metrics) != c.want {
-			t.Errorf("%s: %s, want %s", c.name, show(&got.metrics), c.want)
+		if show(got.metrics) != c.want {
+			t.Errorf("%s: %s, want %s", c.name, show(got.metrics), c.want)
 		}
 		if got.json != (c.name == "JSON") {
 			t.Errorf("%s: json is %v", c.name, got.json)
@@ -269,23 +135,25 @@ func TestParse(t *testing.T) {
 }
 
 func TestParserForgets(t *testing.T) {
-	tables := newTables()
-	var p parser
-	feed := func(e pool.Engine, text string) page {
-		out, _, err := p.parse(tables.of(e), strings.NewReader(text), 1<<20, "")
-		if err != nil {
+	vllm, sglang := newParser(testTables.of(pool.EngineVLLM)), newParser(testTables.of(pool.EngineSGLang))
+	feed := func(p *parser, text string) read {
+		if _, err := p.parse(strings.NewReader(text), 1<<20); err != nil {
 			t.Fatal(err)
 		}
-		return out
+		return p.look(nil)
 	}
-	feed(pool.EngineVLLM, "vllm:num_requests_running 1\nvllm:lora_requests_info{running_lora_adapters=\"a\"} 9\nvllm:engine_sleep_state{sleep_state=\"awake\"} 0\n[")
-	feed(pool.EngineSGLang, "sglang:num_running_reqs{dp_rank=\"0\"} 3")
-	got := feed(pool.EngineVLLM, "{\nvllm:num_requests_waiting 2")
-	if show(&got.metrics) != "- 2 -" || got.hasLoRA || got.asleep || !got.json {
-		t.Errorf("got %s, %+v", show(&got.metrics), got)
+	feed(vllm, "vllm:num_requests_running 1\nvllm:lora_requests_info{running_lora_adapters=\"a\"} 9\nvllm:engine_sleep_state{sleep_state=\"awake\"} 0\n"+
+		"vllm:time_to_first_token_seconds_bucket{le=\"1\",model_name=\"x\"} 5\nvllm:time_to_first_token_seconds_bucket{le=\"7\",model_name=\"y\"} 5\n[")
+	got := feed(vllm, "{\nvllm:num_requests_waiting 2\nvllm:time_to_first_token_seconds_bucket{le=\"2\"} 4\n")
+	if show(got.metrics) != "- 2 -" || got.adapters.running != nil || got.asleep || !got.json || len(got.metrics.Models) > 0 {
+		t.Errorf("got %s, %+v", show(got.metrics), got)
 	}
-	if got := feed(pool.EngineSGLang, "sglang:num_running_reqs{dp_rank=\"0\"} 1"); show(&got.metrics) != "1 - -" {
-		t.Errorf("got %s", show(&got.metrics))
+	if d := vllm.reading.of(timeToFirstToken); d == nil || !slices.Equal(d.bounds, []float64{2}) || !slices.Equal(d.counts, []float64{4}) {
+		t.Errorf("got %+v", d)
+	}
+	feed(sglang, "sglang:num_running_reqs{dp_rank=\"0\"} 3")
+	if got := feed(sglang, "sglang:num_running_reqs{dp_rank=\"0\"} 1"); show(got.metrics) != "1 - -" {
+		t.Errorf("got %s", show(got.metrics))
 	}
 }
 
@@ -301,12 +169,13 @@ func TestAdapters(t *testing.T) {
 		{"idle", line("", "", "1.7e9"), nil},
 		{"newest by value", line("old", "", "1.0e9") + line("a,b", "c", "3.0e9") + line("older", "", "2.0e9"), []string{"a", "b", "c"}},
 		{"NaN is not newest", line("a", "", "NaN") + line("b", "", "1"), []string{"b"}},
-		{"both lists", line("a", "a, b", "1"), []string{"a", "b"}},
+		{"both lists", line("a,a", "a, b", "1"), []string{"a", "a", "b"}},
 		{"escaped", line(`a\"b`, `c\\d`, "1"), []string{`a"b`, `c\d`}},
 	} {
 		got := parsePage(t, pool.EngineVLLM, c.text)
-		if names := splitAdapters(got.adapters); !slices.Equal(names, c.want) || got.hasLoRA != (c.text != "") {
-			t.Errorf("%s: %q, want %q", c.name, names, c.want)
+		names := slices.Concat(got.adapters.running, got.adapters.waiting)
+		if !slices.Equal(names, c.want) || (got.metrics.LoRA.Max == 4) != (c.text != "") {
+			t.Errorf("%s: %q, want %q; %+v", c.name, names, c.want, got.metrics.LoRA)
 		}
 	}
 }
@@ -330,19 +199,19 @@ func TestSleepState(t *testing.T) {
 
 func TestParseStopsAtTheLimit(t *testing.T) {
 	text := strings.Repeat("vllm:num_requests_running 1\n", 10000)
-	var p parser
-	_, n, err := p.parse(newTables().of(pool.EngineVLLM), strings.NewReader(text), 50000, "")
+	p := newParser(testTables.of(pool.EngineVLLM))
+	n, err := p.parse(strings.NewReader(text), 50000)
 	if !errors.Is(err, errTooLarge) || n > 50000+bufferSize {
 		t.Errorf("read %d, %v", n, err)
 	}
-	if _, _, err := p.parse(newTables().of(pool.EngineVLLM), strings.NewReader(text), int64(len(text)), ""); err != nil {
+	if _, err := p.parse(strings.NewReader(text), int64(len(text))); err != nil {
 		t.Errorf("a page of just the limit: %v", err)
 	}
 	// A line without end costs no more than maxLine.
-	if _, _, err := p.parse(newTables().of(pool.EngineVLLM), io.LimitReader(endless{}, 8*maxLine), math.MaxInt64, ""); err != nil || len(p.buf) > maxLine {
+	if _, err := p.parse(io.LimitReader(endless{}, 8*maxLine), math.MaxInt64); err != nil || len(p.buf) > maxLine {
 		t.Errorf("%d bytes of buffer, %v", len(p.buf), err)
 	}
-	if _, _, err := p.parse(newTables().of(pool.EngineVLLM), iotest.ErrReader(io.ErrUnexpectedEOF), 10, ""); !errors.Is(err, io.ErrUnexpectedEOF) {
+	if _, err := p.parse(iotest.ErrReader(io.ErrUnexpectedEOF), 10); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("a broken connection gives %v", err)
 	}
 }
@@ -356,92 +225,39 @@ func (endless) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func TestTablesAreWhole(t *testing.T) {
-	tables := newTables()
-	for e := pool.EngineVLLM; e <= pool.EngineXLLM; e++ {
-		table := tables.of(e)
-		if table == nil || len(table.paths) == 0 || len(table.families) < table.size() {
-			t.Fatalf("%v: %+v", e, table)
-		}
-		for _, m := range readings {
-			if !slices.ContainsFunc(table.rows, func(r row) bool { return r.metric == m }) {
-				t.Errorf("%v has no row for %v", e, m)
-			}
-		}
-	}
-	if tables.of(pool.EngineUnknown) != nil || tables.of(pool.EngineXLLM+1) != nil {
-		t.Error("an unknown engine has a table")
-	}
-}
-
+// TestParseAllocates: what a scrape does with a page, but for the connection.
 func TestParseAllocates(t *testing.T) {
-	data, err := os.ReadFile("testdata/vllm_v1.prom")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var p parser
-	table := newTables().of(pool.EngineVLLM)
-	r := bytes.NewReader(data)
-	if n := testing.AllocsPerRun(100, func() {
-		r.Reset(data)
-		if _, _, err := p.parse(table, r, 1<<20, ""); err != nil {
-			t.Fatal(err)
-		}
-	}); n > 4 {
-		t.Errorf("%v allocations a page", n)
-	}
-}
-
-func FuzzParse(f *testing.F) {
-	for _, path := range samples(f) {
+	for _, path := range samples(t) {
 		data, err := os.ReadFile(path)
 		if err != nil {
-			f.Fatal(err)
+			t.Fatal(err)
 		}
-		table := newTables().of(engineOf(f, path))
-		var wanted []string // few enough for the fuzzer to move them about
-		for line := range strings.Lines(string(data)) {
-			for name := range table.families {
-				if strings.Contains(line, name) {
-					wanted = append(wanted, line)
-				}
-			}
-		}
-		f.Add(uint8(engineOf(f, path)), strings.Join(wanted, ""))
-	}
-	f.Add(uint8(1), "vllm:num_requests_running{a=\"\\\"}\\n\",} NaN 1\r\nvllm:num_requests_running 1e999")
-	f.Fuzz(func(t *testing.T, engine uint8, text string) {
-		e := pool.EngineVLLM + pool.Engine(engine)%(pool.EngineXLLM)
-		got := parsePage(t, e, text)
-		want, ok := oracle(e, text)
-		if !ok || differs(e, text) {
-			return
-		}
-		for _, m := range readings {
-			g, gok := got.metrics.Get(m)
-			w, wok := want.Get(m)
-			if gok != wok || gok && math.Abs(g-w) > 1e-9*math.Abs(w) {
-				t.Errorf("%v: got %s, want %s", m, show(&got.metrics), show(want))
-			}
-		}
-	})
-}
-
-// differs tells what the oracle reads in another way on purpose: UTF-8 names,
-// and wanted names that are declared to be what they are not.
-func differs(e pool.Engine, text string) bool {
-	for line := range strings.SplitSeq(text, "\n") {
-		line = strings.TrimLeft(line, " \t")
-		if strings.HasPrefix(line, "{") || strings.Contains(line, `{"`) || strings.Contains(line, `,"`) {
-			return true
-		}
-		if strings.HasPrefix(line, "#") && (strings.Contains(line, "histogram") || strings.Contains(line, "summary")) {
-			return true
+		p := newParser(testTables.of(engineOf(t, path)))
+		r := bytes.NewReader(data)
+		var h history
+		var a adapters
+		now := time.Now()
+		if n := testing.AllocsPerRun(100, func() { oneScrape(t, p, r, data, &h, &a, &now) }); n > 4 {
+			t.Errorf("%s: %v allocations a page", path, n)
 		}
 	}
-	return false
 }
 
+func oneScrape(t testing.TB, p *parser, r *bytes.Reader, data []byte, h *history, a *adapters, now *time.Time) {
+	r.Reset(data)
+	if _, err := p.parse(r, 1<<24); err != nil {
+		t.Fatal(err)
+	}
+	*now = now.Add(time.Second)
+	p.reading.reduce(&p.page, anyModel)
+	*a = p.reading.adapters(*a)
+	h.observe(&p.reading, *now)
+	if p.columns(h, *a, *now).Empty() {
+		t.Fatal("empty")
+	}
+}
+
+// BenchmarkParse is what a scrape does with a page, but for the connection.
 func BenchmarkParse(b *testing.B) {
 	for _, path := range samples(b) {
 		data, err := os.ReadFile(path)
@@ -449,16 +265,15 @@ func BenchmarkParse(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.Run(filepath.Base(path), func(b *testing.B) {
-			var p parser
-			table := newTables().of(engineOf(b, path))
+			p := newParser(testTables.of(engineOf(b, path)))
 			r := bytes.NewReader(data)
+			var h history
+			var a adapters
+			now := time.Now()
 			b.SetBytes(int64(len(data)))
 			b.ReportAllocs()
 			for b.Loop() {
-				r.Reset(data)
-				if _, _, err := p.parse(table, r, 1<<24, ""); err != nil {
-					b.Fatal(err)
-				}
+				oneScrape(b, p, r, data, &h, &a, &now)
 			}
 		})
 	}

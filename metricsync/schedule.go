@@ -9,9 +9,6 @@ import (
 const (
 	// minInterval is the floor of Config.Interval.
 	minInterval = 50 * time.Millisecond
-	// maxBackOff is how rarely a page that keeps failing is asked, unless the
-	// interval is longer.
-	maxBackOff = 30 * time.Second
 	// probeGap is the least time between two probes of one endpoint, however
 	// many requests fail to connect.
 	probeGap = 20 * time.Millisecond
@@ -32,15 +29,18 @@ func phase(addr netip.AddrPort) uint64 {
 
 // nextScrape returns when the next scrape is due, as time since the pool's
 // start. now is such a time too; failures counts those in a row.
-func nextScrape(now, interval time.Duration, phase uint64, failures int) time.Duration {
-	wait := interval
+func nextScrape(now time.Duration, cfg *Config, phase uint64, failures int) time.Duration {
+	interval, wait := cfg.Interval, cfg.Interval
 	for range failures {
-		if wait >= maxBackOff {
+		if wait >= cfg.MaxBackOff {
 			break
 		}
-		wait = min(2*wait, maxBackOff)
+		wait = min(2*wait, cfg.MaxBackOff)
 	}
-	offset := time.Duration(phase % uint64(interval))
+	offset := time.Duration(0)
+	if spread := cfg.spread(); spread > 0 {
+		offset = time.Duration(phase % uint64(spread))
+	}
 	// The first instant of the grid after now, and as many more as back-off asks.
 	tick := now - (now-offset)%interval
 	if tick <= now {

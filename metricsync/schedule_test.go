@@ -29,7 +29,7 @@ func TestNextScrape(t *testing.T) {
 		{0, time.Minute, 0, 100, time.Minute},                    // unless the interval is longer
 		{0, minInterval, 0, 0, minInterval},
 	} {
-		if got := nextScrape(c.now, c.interval, c.phase, c.failures); got != c.want {
+		if got := nextScrape(c.now, Config{Interval: c.interval}.withDefaults(), c.phase, c.failures); got != c.want {
 			t.Errorf("%+v: got %s", c, got)
 		}
 	}
@@ -40,10 +40,19 @@ func TestNextScrapeIsOnTheGrid(t *testing.T) {
 	for range 20000 {
 		interval := minInterval + time.Duration(rng.Int64N(int64(time.Minute)))
 		now, phase, failures := time.Duration(rng.Int64N(int64(time.Hour))), rng.Uint64(), rng.IntN(40)
-		got := nextScrape(now, interval, phase, failures)
-		offset := time.Duration(phase % uint64(interval))
-		if got <= now || got-now > max(interval, maxBackOff)+interval || (got-offset)%interval != 0 {
-			t.Fatalf("now %s, interval %s, offset %s, %d failures: %s", now, interval, offset, failures, got)
+		jitter := []float64{0, -1, 0.25}[rng.IntN(3)]
+		cfg := Config{Interval: interval, Jitter: jitter, MaxBackOff: 20 * time.Second}.withDefaults()
+		got := nextScrape(now, cfg, phase, failures)
+		spread := interval
+		if jitter == 0.25 {
+			spread = interval / 4
+		}
+		offset := time.Duration(phase % uint64(spread))
+		if jitter < 0 {
+			offset = 0
+		}
+		if got <= now || got-now > max(interval, cfg.MaxBackOff)+interval || (got-offset)%interval != 0 {
+			t.Fatalf("now %s, interval %s, jitter %v, offset %s, %d failures: %s", now, interval, jitter, offset, failures, got)
 		}
 	}
 }

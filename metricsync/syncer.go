@@ -75,8 +75,9 @@ type Syncer struct {
 	// Shared, each safe by itself.
 	cfg         atomic.Pointer[Config]
 	counters    counters
-	parsers     sync.Pool
-	lastMissing atomic.Int64 // since origin, plus missingGap
+	credentials credentials
+	parsers     [len(tables{})]sync.Pool // of *parser, by engine
+	lastMissing atomic.Int64             // since origin, plus missingGap
 	endpoints   atomic.Pointer[[]*endpoint]
 	wg          sync.WaitGroup
 
@@ -107,8 +108,8 @@ func New(o Options, cfg Config) *Syncer {
 	if s.dial == nil {
 		s.dial = (&net.Dialer{}).DialContext
 	}
-	s.client, s.transport = newClient(s.dial)
-	s.parsers.New = func() any { return new(parser) }
+	s.client, s.transport = newClient(s.secured)
+	s.credentials.log = func(format string, args ...any) { s.logf(levelWarn, format, args...) }
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.cfg.Store(cfg.withDefaults())
 	s.endpoints.Store(new([]*endpoint))
@@ -243,7 +244,7 @@ func (s *Syncer) turn(now time.Time) time.Duration {
 	if !s.due.IsZero() {
 		wait = min(wait, s.due.Sub(now))
 	}
-	if s.dirty {
+	if s.dirty || len(s.changes) > 0 {
 		gap := min(max(publishGap, gapPerCost*s.cost), maxPublishGap)
 		if rest := s.published.Add(gap).Sub(now); rest > 0 {
 			return min(wait, rest)
@@ -264,19 +265,18 @@ func (s *Syncer) guard(f func()) {
 	f()
 }
 
-// publish builds the snapshot and hands it out.
+// publish builds the snapshot and hands it out. Where only readings changed, most
+// of the last one is in it.
 func (s *Syncer) publish(now time.Time) {
-	cfg := s.cfg.Load()
 	s.seq++
-	s.dirty, s.published = false, now
-	in := pool.Input{
-		Now: now, Seq: s.seq, Complete: s.complete, Fresh: s.fresh, StaleAfter: cfg.StaleAfter,
-		Endpoints: make([]pool.Endpoint, len(s.order)), Known: s.known(cfg),
+	var snap *pool.Snapshot
+	if !s.dirty && s.last != nil {
+		snap = s.last.WithReadings(now, s.seq, s.changes)
+	} else {
+		snap = s.build(now)
 	}
-	for i, e := range s.order {
-		in.Endpoints[i] = e.view(cfg)
-	}
-	snap := pool.NewSnapshot(in)
+	clear(s.changes) // else they keep readings alive
+	s.dirty, s.changes, s.published, s.last = false, s.changes[:0], now, snap
 	s.holder.Publish(snap)
 	s.cost = time.Since(now)
 	s.counters.published.Add(1)
@@ -284,6 +284,18 @@ func (s *Syncer) publish(now time.Time) {
 	if s.onPublish != nil {
 		s.onPublish(snap)
 	}
+}
+
+func (s *Syncer) build(now time.Time) *pool.Snapshot {
+	cfg := s.cfg.Load()
+	in := pool.Input{
+		Now: now, Seq: s.seq, Complete: s.complete, Fresh: s.fresh, StaleAfter: cfg.StaleAfter,
+		Endpoints: make([]pool.Endpoint, len(s.order)), Known: s.known(cfg),
+	}
+	for i, e := range s.order {
+		in.Endpoints[i] = e.view(cfg)
+	}
+	return pool.NewSnapshot(in)
 }
 
 // known lists the models that exist although no endpoint may serve them.

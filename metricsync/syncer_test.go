@@ -55,8 +55,7 @@ func TestReadinessFollowsTheServingPort(t *testing.T) {
 		e := w.engines[addrOf(1)]
 		w.begin(labelled("m"))
 		w.said("1 added", "is ready")
-		e.set(func() { e.down = true })
-		w.syncer.transport.CloseIdleConnections()
+		e.crash()
 		w.pass(time.Second) // the scrape fails, and one probe
 		if !w.holder.Load().Endpoints[0].Ready {
 			t.Error("not ready after one failure")
@@ -436,8 +435,8 @@ func TestLateEventsOfALoopThatEndedAreIgnored(t *testing.T) {
 		e := (*w.syncer.endpoints.Load())[0]
 		late := func() *scrape {
 			out := &scrape{taken: time.Now()}
-			out.page.metrics.Set(pool.NumRequestsRunning, 99)
-			out.page.metrics.Taken = out.taken
+			out.metrics = &pool.Metrics{Taken: out.taken}
+			out.metrics.Set(pool.NumRequestsRunning, 99)
 			return out
 		}
 		w.syncer.events <- event{e: e, gen: 0, scrape: late()} // the first loop is 1

@@ -28,7 +28,9 @@ type writerState struct {
 	fresh    bool
 
 	seq       uint64
-	dirty     bool
+	dirty     bool           // more than readings changed since the last snapshot
+	changes   []pool.Change  // of readings, since then
+	last      *pool.Snapshot // what they change, nil before the first
 	published time.Time
 	cost      time.Duration // of building the last snapshot
 	due       time.Time     // when tidy has work, zero for never
@@ -50,14 +52,16 @@ type endpointState struct {
 	cause     error
 	asleep    bool
 
-	metrics      *pool.Metrics
-	adaptersText string
-	adapters     []string
-	listed       []string
-	listedNone   bool // it answered, and lists none
-	listedOnce   bool // it answered or failed
-	noListSaid   bool
-	models       []string // all that it serves beside its label
+	at      int   // in order
+	shown   shape // in the last snapshot
+	metrics *pool.Metrics
+
+	adapters   adapters
+	listed     []string
+	listedNone bool // it answered, and lists none
+	listedOnce bool // it answered or failed
+	noListSaid bool
+	models     []string // all that it serves beside its label
 
 	failures     int // of scrapes, in a row
 	failingSince time.Time
@@ -165,6 +169,9 @@ func (s *Syncer) replace(targets []pool.Target, now time.Time) {
 		s.order = append(s.order, e)
 	}
 	sortByAddr(s.order)
+	for i, e := range s.order {
+		e.at = i
+	}
 	order := s.order
 	s.endpoints.Store(&order)
 	s.logf(levelInfo, "%d endpoints: %s", len(order), describe(added, removed, changed))
@@ -226,7 +233,7 @@ func (s *Syncer) relabel(e *endpoint, t pool.Target, now time.Time) {
 		e.setAside.End()
 	}
 	if old.Engine != t.Engine {
-		e.metrics, e.adapters, e.adaptersText, e.asleep = nil, nil, "", false
+		e.metrics, e.adapters, e.asleep = nil, adapters{}, false
 	}
 	if old.Engine != t.Engine || old.MetricPort != t.MetricPort || old.Pod != t.Pod {
 		s.startScrape(e)
@@ -256,7 +263,7 @@ func (s *Syncer) learn(e *endpoint, now time.Time) {
 	if cfg.Discover {
 		listed = e.listed
 	}
-	models := cfg.served(e.target.Model, listed, e.adapters)
+	models := cfg.served(e.target.Model, listed, e.adapters.running, e.adapters.waiting)
 	if slices.Equal(models, e.models) {
 		return
 	}
@@ -287,7 +294,9 @@ func (s *Syncer) handle(ev event, now time.Time) {
 		s.listed(e, ev.list, now)
 	}
 	s.settle(e, now)
-	s.dirty = true
+	if e.shape(s.cfg.Load()) != e.shown {
+		s.dirty = true
+	}
 }
 
 func (s *Syncer) scraped(e *endpoint, sc *scrape, now time.Time) {
@@ -312,11 +321,11 @@ func (s *Syncer) scraped(e *endpoint, sc *scrape, now time.Time) {
 		s.logf(levelInfo, "endpoint %s: metrics are back after %s", e.name(), now.Sub(e.failingSince).Round(time.Millisecond))
 	}
 	e.failures = 0
-	e.metrics = &sc.page.metrics
-	e.asleep = sc.page.asleep
-	if sc.page.adapters != e.adaptersText {
-		e.adaptersText = sc.page.adapters
-		e.adapters = splitAdapters(sc.page.adapters)
+	e.metrics = sc.metrics
+	e.asleep = sc.asleep
+	s.changes = append(s.changes, pool.Change{Index: int32(e.at), Metrics: e.metrics})
+	if old := &e.adapters; sc.adapters.runningText != old.runningText || sc.adapters.waitingText != old.waitingText {
+		e.adapters = sc.adapters
 		s.learn(e, now)
 	}
 }
@@ -443,20 +452,33 @@ func (e *endpoint) isReady() (bool, string) {
 	}
 }
 
-// view is the endpoint as the snapshot shows it.
-func (e *endpoint) view(cfg *Config) pool.Endpoint {
-	ready, why := e.isReady()
+// shape is what a snapshot's index depends on, beside targets and models.
+type shape struct {
+	judged, ready, anyModel bool
+	why                     string
+	since, until            time.Time // of the setting-aside
+}
+
+func (e *endpoint) shape(cfg *Config) shape {
 	asked := e.target.Model != "" || !cfg.Discover || e.listedOnce
-	out := pool.Endpoint{
-		Target: e.target, Live: e.live, Metrics: e.metrics, Models: e.models,
-		// One that has to be asked first is judged when it was: until then the
-		// requests of a cold start wait for what it serves.
-		Judged: e.readiness.Judged() && (asked || !ready),
-		Ready:  ready, Why: why,
-		AnyModel: e.target.Model == "" && (!cfg.Discover || e.listedNone),
-	}
+	var out shape
+	out.ready, out.why = e.isReady()
+	// One that has to be asked first is judged when it was: until then the
+	// requests of a cold start wait for what it serves.
+	out.judged = e.readiness.Judged() && (asked || !out.ready)
+	out.anyModel = e.target.Model == "" && (!cfg.Discover || e.listedNone)
 	if e.aside {
-		out.SetAsideSince, out.SetAsideUntil = e.setAside.Since(), e.setAside.Until()
+		out.since, out.until = e.setAside.Since(), e.setAside.Until()
 	}
 	return out
+}
+
+// view is the endpoint as the snapshot shows it.
+func (e *endpoint) view(cfg *Config) pool.Endpoint {
+	e.shown = e.shape(cfg)
+	return pool.Endpoint{
+		Target: e.target, Live: e.live, Metrics: e.metrics, Models: e.models,
+		Judged: e.shown.judged, Ready: e.shown.ready, Why: e.shown.why, AnyModel: e.shown.anyModel,
+		SetAsideSince: e.shown.since, SetAsideUntil: e.shown.until,
+	}
 }

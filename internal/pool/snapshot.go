@@ -66,12 +66,16 @@ type Snapshot struct {
 	// Endpoints is sorted by address.
 	Endpoints []Endpoint
 
-	// columns hold each metric by endpoint, NaN where there is none, and
-	// freshFor how long after Built those readings may be used: a pick scans
-	// them without touching the endpoints.
-	columns  [numMetrics][]float64
-	freshFor []time.Duration
-	queried  queriedRows // set by Holder.Publish
+	// columns hold each metric by endpoint, as Values.cell has it, and until how
+	// long after base those readings may be used: a pick scans them without
+	// touching the endpoints. Metrics that no endpoint has share the column none.
+	columns [NumMetrics][]float64
+	none    []float64
+	base    time.Time
+	until   []time.Duration
+	// own are the readings of single models, by model; nil for none.
+	own     map[string][]ownValues
+	queried queriedRows // set by Holder.Publish
 
 	all     Candidates
 	any     *Candidates
@@ -104,8 +108,10 @@ func NewSnapshot(in Input) *Snapshot {
 	for _, m := range in.Known {
 		s.known[m] = struct{}{}
 	}
-	slices.SortFunc(s.Endpoints, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })
-
+	byAddr := func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }
+	if !slices.IsSortedFunc(s.Endpoints, byAddr) {
+		slices.SortFunc(s.Endpoints, byAddr)
+	}
 	s.fillColumns()
 
 	ready := make(map[string][]int32)
@@ -153,24 +159,111 @@ func NewSnapshot(in Input) *Snapshot {
 
 func (s *Snapshot) fillColumns() {
 	n := len(s.Endpoints)
-	s.freshFor = make([]time.Duration, n)
-	values := make([]float64, int(numMetrics)*n)
-	for m := range s.columns {
-		s.columns[m], values = values[:n:n], values[n:]
+	s.base = s.Built
+	s.until = make([]time.Duration, n)
+	s.none = make([]float64, n)
+	for i := range s.none {
+		s.none[i] = math.NaN()
 	}
+	for m := range s.columns {
+		s.columns[m] = s.none
+	}
+	all := make([]Change, n)
+	for i := range all {
+		all[i] = Change{int32(i), s.Endpoints[i].Metrics}
+	}
+	s.setCells(all)
+	s.gatherOwn()
+}
+
+// Change is a new reading of the endpoint at a position in Endpoints.
+type Change struct {
+	Index   int32
+	Metrics *Metrics
+}
+
+// WithReadings returns a snapshot that differs from s in readings alone, for a
+// fraction of what indexing costs. Nobody else may have changed Endpoints since.
+func (s *Snapshot) WithReadings(now time.Time, seq uint64, changes []Change) *Snapshot {
+	next := *s
+	next.Built, next.Seq = now, seq
+	next.Endpoints = slices.Clone(s.Endpoints)
+	next.until = slices.Clone(s.until)
+	own := s.own != nil
+	for _, c := range changes {
+		next.Endpoints[c.Index].Metrics = c.Metrics
+		own = own || c.Metrics != nil && len(c.Metrics.Models) > 0
+	}
+	next.setCells(changes)
+	if own {
+		next.gatherOwn()
+	}
+	return &next
+}
+
+// setCells copies the columns that have a reading, before the changes or after,
+// and makes the changes in the copies.
+func (s *Snapshot) setCells(changes []Change) {
+	var has uint32 // by metric
+	for _, c := range changes {
+		if c.Metrics != nil {
+			has |= c.Metrics.has | c.Metrics.nan
+		}
+	}
+	n, kept := len(s.none), 0
+	for m := range s.columns {
+		if has&(1<<m) != 0 || !s.unread(m) {
+			has |= 1 << m
+			kept++
+		}
+	}
+	room := make([]float64, kept*n)
+	for m := range s.columns {
+		if has&(1<<m) == 0 {
+			continue
+		}
+		copy(room[:n], s.columns[m])
+		s.columns[m], room = room[:n:n], room[n:]
+		for _, c := range changes {
+			if c.Metrics != nil {
+				s.columns[m][c.Index] = c.Metrics.cell(Metric(m))
+			} else {
+				s.columns[m][c.Index] = math.NaN()
+			}
+		}
+	}
+	for _, c := range changes {
+		s.until[c.Index] = math.MinInt64
+		if c.Metrics != nil {
+			s.until[c.Index] = c.Metrics.Taken.Sub(s.base) + s.StaleAfter
+		}
+	}
+}
+
+// unread reports whether no endpoint has a reading of the metric.
+func (s *Snapshot) unread(m int) bool {
+	return len(s.none) == 0 || &s.columns[m][0] == &s.none[0]
+}
+
+// ownValues are a model's own readings on the endpoint at a position.
+type ownValues struct {
+	index  int32
+	values *Values
+}
+
+func (s *Snapshot) gatherOwn() {
+	s.own = nil
 	for i := range s.Endpoints {
 		read := s.Endpoints[i].Metrics
-		if read != nil {
-			s.freshFor[i] = read.Taken.Sub(s.Built) + s.StaleAfter
-		} else {
-			s.freshFor[i] = math.MinInt64
+		if read == nil {
+			continue
 		}
-		for m := range s.columns {
-			v, ok := read.Get(Metric(m))
-			if !ok {
-				v = math.NaN()
+		for j := range read.Models {
+			if s.own == nil {
+				s.own = make(map[string][]ownValues)
 			}
-			s.columns[m][i] = v
+			m := &read.Models[j]
+			s.own[m.Model] = append(s.own[m.Model], ownValues{int32(i), &m.Values})
 		}
 	}
 }
@@ -267,21 +360,62 @@ func (s *Snapshot) ModelNames() []string {
 
 // Readings are one metric of all endpoints at one time.
 type Readings struct {
-	values   []float64
-	freshFor []time.Duration
-	age      time.Duration
+	values []float64
+	until  []time.Duration
+	age    time.Duration
+	metric Metric
+	own    []ownValues
 }
 
-// Readings returns a metric's readings as of now.
+// Readings returns a metric's readings as of now, of all that an endpoint serves.
 func (s *Snapshot) Readings(m Metric, now time.Time) Readings {
-	return Readings{s.columns[m], s.freshFor, now.Sub(s.Built)}
+	return Readings{values: s.columns[m], until: s.until, age: now.Sub(s.base), metric: m}
+}
+
+// ReadingsFor returns a metric's readings as of now for one model: its own where
+// an endpoint tells its models apart, else those of all that it serves.
+func (s *Snapshot) ReadingsFor(model string, m Metric, now time.Time) Readings {
+	r := s.Readings(m, now)
+	r.own = s.own[model]
+	return r
 }
 
 // At returns the reading of the endpoint at a position in Endpoints; ok is
-// false where it is absent or stale.
+// false where it is absent, not a number or stale.
 func (r Readings) At(i int32) (v float64, ok bool) {
 	v = r.values[i]
-	return v, v == v && r.age <= r.freshFor[i]
+	if r.own != nil {
+		v = r.ownOr(i, v)
+	}
+	return v, v == v && r.age <= r.until[i]
+}
+
+// Known says what is known of the reading of the endpoint at a position.
+func (r Readings) Known(i int32) Known {
+	v := r.values[i]
+	if r.own != nil {
+		v = r.ownOr(i, v)
+	}
+	switch {
+	case v != v && math.Float64bits(v) == notNumber:
+		return NotNumber
+	case v != v:
+		return Absent
+	case r.age > r.until[i]:
+		return Stale
+	default:
+		return Fresh
+	}
+}
+
+func (r Readings) ownOr(i int32, v float64) float64 {
+	at, ok := slices.BinarySearchFunc(r.own, i, func(o ownValues, i int32) int { return int(o.index) - int(i) })
+	if ok {
+		if x, ok := r.own[at].values.Get(r.metric); ok {
+			return x
+		}
+	}
+	return v
 }
 
 // faultQueue bounds the faults on their way to the writer. The writer handles
