@@ -54,7 +54,7 @@ type reply struct {
 }
 
 func (r reply) String() string {
-	return fmt.Sprintf("%d %v %s (error %v)", r.status, r.header, r.body, r.err)
+	return fmt.Sprintf("%s: %d %v %s (error %v)", r.id, r.status, r.header, r.body, r.err)
 }
 
 // call is a request.
