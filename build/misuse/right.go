@@ -120,7 +120,7 @@ var rights = map[string]behaviour{
 	"async": {headers: func(s *stream, h api.RequestHeaderMap, _ bool) api.StatusType {
 		return inGoroutine(s.decoder(), func() {
 			v, _ := h.Get("x-in")
-			h.Set("x-async", v)
+			h.Set("x-async", v+"!")
 			h.Del("x-in")
 			s.decoder().Continue(api.Continue)
 		})

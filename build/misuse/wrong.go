@@ -73,6 +73,18 @@ var wrongs = map[string]behaviour{
 	"property-in-goroutine":  both(func(s *stream) { _, _ = s.cb.GetProperty("request.path") }, goOn),
 	"strict-in-goroutine":    both(func(s *stream) { _ = s.decoder().SetUpstreamOverrideHost("127.0.0.1:1", true) }, goOn),
 	"block":                  atOnce(api.Continue, func(s *stream) { <-s.destroyed }),
+	// A getter that waits for Envoy's thread holds a lock that the other getters take too.
+	"getters-at-once": {headers: func(s *stream, _ api.RequestHeaderMap, _ bool) api.StatusType {
+		started := make(chan struct{})
+		inGoroutine(s.decoder(), func() {
+			close(started)
+			s.cb.StreamInfo().DynamicMetadata().Get("misuse")
+		})
+		<-started
+		time.Sleep(100 * time.Millisecond) // nothing says when it holds the lock
+		s.cb.StreamInfo().GetRouteName()
+		return api.Continue
+	}},
 	"no-recover": {headers: func(s *stream, _ api.RequestHeaderMap, _ bool) api.StatusType {
 		api.LogWarnf("misuse: waiting")
 		go func() {
@@ -105,6 +117,17 @@ var wrongs = map[string]behaviour{
 			time.AfterFunc(time.Second, func() { api.LogWarnf("misuse: %s", raw) })
 		},
 	},
+	// For the race detector, to show that it works: two goroutines write one word.
+	"race": {headers: func(s *stream, _ api.RequestHeaderMap, _ bool) api.StatusType {
+		written := make(chan struct{})
+		go func() {
+			s.size++
+			close(written)
+		}()
+		s.size++
+		<-written
+		return api.Continue
+	}},
 	"use-after-finalize": {destroy: func(s *stream) {
 		at := address(s.cb)
 		s.cb = nil

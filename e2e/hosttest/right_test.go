@@ -151,7 +151,7 @@ func replied(status int, body, encoded string, also func(http.Header) bool) func
 
 func async(t *testing.T, a answer) {
 	t.Helper()
-	if a.got.Headers.Get("x-async") != "v" || a.got.Headers.Get("x-in") != "" {
+	if a.got.Headers.Get("x-async") != "v!" || a.got.Headers.Get("x-in") != "" {
 		t.Errorf("headers %v", a.got.Headers)
 	}
 }

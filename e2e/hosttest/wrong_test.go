@@ -40,6 +40,7 @@ func TestWrong(t *testing.T) {
 		{call{do: "property-in-goroutine"}, `MISUSE: GetProperty from a goroutine`},
 		{call{do: "strict-in-goroutine"}, `MISUSE: SetUpstreamOverrideHost\(strict\) from a goroutine`},
 		{call{do: "block"}, `MISUSE: DecodeHeaders has blocked its thread for more than 500 ms`},
+		{call{do: "getters-at-once"}, `MISUSE: DecodeHeaders has blocked its thread for more than 500 ms`},
 		{call{do: "no-recover"}, `panic: (request has been finished|golang filter has been destroyed)`},
 		{call{do: "raw-after-continue"}, faults},
 		{call{do: "raw-after-destroy", headers: map[string]string{"x-hang": "1"}}, faults},
