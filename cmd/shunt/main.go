@@ -1,5 +1,5 @@
 // Command shunt is the operator's tool: it checks configs, prints the Envoy
-// bootstrap and probes what runs. It needs neither Envoy nor libshunt.so.
+// bootstrap, shows what is read of a metrics page and probes what runs. It needs neither Envoy nor libshunt.so.
 package main
 
 import (
@@ -19,21 +19,25 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run is main with its surroundings as arguments. It returns the exit code: 0, or
-// 1 after the problems were written to stderr, one a line.
+// run is main with its surroundings as arguments. It returns the exit code: 0,
+// or 1 after the problems were written to stderr, one a line; a command may
+// have a code of its own.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use:           "shunt",
-		Short:         "Check shunt's configuration, print an Envoy bootstrap for it, probe what runs",
+		Short:         "Check shunt's configuration, print an Envoy bootstrap for it, show what it reads of engines, probe what runs",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(envoyConfigCommand(), checkCommand(), probeCommand(), versionCommand())
+	root.AddCommand(envoyConfigCommand(), checkCommand(), metricsCommand(), probeCommand(), versionCommand())
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	if err := root.ExecuteContext(context.Background()); err != nil {
+	switch err := root.ExecuteContext(context.Background()); {
+	case errors.Is(err, errUnusable):
+		return 2
+	case err != nil:
 		writeError(stderr, err)
 		return 1
 	}

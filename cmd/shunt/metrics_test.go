@@ -1,0 +1,105 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const vllmPage = `vllm:num_requests_running{engine="0"} 3
+vllm:num_requests_running{engine="1"} 4
+vllm:kv_cache_usage_perc NaN
+vllm:time_to_first_token_seconds_bucket{le="1.0"} 1
+vllm:time_to_first_token_seconds_bucket{le="+Inf"} 2
+vllm:time_to_first_token_seconds_count 2
+vllm:time_to_first_token_seconds_sum 3
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters=""} 1
+`
+
+func TestMetrics(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/metrics", "/x":
+			_, _ = w.Write([]byte(vllmPage))
+		case "/prometheus/metrics":
+			_, _ = w.Write([]byte("[]"))
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	t.Cleanup(srv.Close)
+	file := filepath.Join(t.TempDir(), "page")
+	if err := os.WriteFile(file, []byte(vllmPage), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, stdin    string
+		args           []string
+		code           int
+		stdout, stderr string
+	}{
+		{"URL", "", []string{srv.URL}, 0, "num_requests_running", ""},
+		{"URL with a path", "", []string{srv.URL + "/x"}, 0, "vllm:num_requests_running", ""},
+		{"file", "", []string{file}, 0, "[a b]", ""},
+		{"stdin", vllmPage, []string{"-"}, 0, "kv_cache_usage_perc", ""},
+		{"empty", "", []string{"-"}, 2, "", "none of vllm's metrics"},
+		{"another engine's", vllmPage, []string{"--engine", "sglang", "-"}, 2, "", "none of sglang's metrics; start SGLang with --enable-metrics"},
+		{"no load", "vllm:prompt_tokens_total 1\n", []string{"-"}, 2, "prompt_tokens_total", "neither num_requests_running"},
+		{"JSON", "", []string{"--engine", "trtllm", srv.URL}, 2, "", "return_perf_metrics"},
+		{"404", "", []string{srv.URL + "/none"}, 1, "", "/none answers 404"},
+		{"nobody", "", []string{"http://127.0.0.1:1"}, 1, "", "refused"},
+		{"no file", "", []string{file + "x"}, 1, "", "no such file"},
+		{"too large", vllmPage, []string{"--max-bytes", "10", "-"}, 1, "", "larger than maxBytes"},
+		{"unknown engine", "", []string{"--engine", "ollama", "-"}, 1, "", "valid: vllm, sglang, trtllm, xllm"},
+		{"unknown format", "", []string{"--output", "xml", "-"}, 1, "", "valid: text, json"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			code, stdout, stderr := shunt(t, c.stdin, append([]string{"metrics"}, c.args...)...)
+			if code != c.code || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) || (code == 0) != (stderr == "") {
+				t.Errorf("code %d, want %d\nstdout %s\nstderr %s", code, c.code, stdout, stderr)
+			}
+		})
+	}
+}
+
+func TestMetricsJSON(t *testing.T) {
+	code, stdout, stderr := shunt(t, vllmPage, "metrics", "--output", "json", "-")
+	var got struct {
+		Engine  string
+		Metrics map[string]struct {
+			Value  any
+			Source string
+		}
+		Missing map[string]string
+	}
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || code != 0 || got.Engine != "vllm" {
+		t.Fatalf("%v, code %d, %s%s", err, code, stdout, stderr)
+	}
+	for name, want := range map[string]string{
+		"num_requests_running":        `{"Value":7,"Source":"vllm:num_requests_running"}`,
+		"time_to_first_token_seconds": `{"Value":{"count":2,"p50":1,"p99":1,"sum":3},"Source":"vllm:time_to_first_token_seconds"}`,
+		"running_lora_adapters":       `{"Value":["a","b"],"Source":"vllm:lora_requests_info"}`,
+		"waiting_lora_adapters":       `{"Value":[],"Source":"vllm:lora_requests_info"}`,
+		"max_lora":                    `{"Value":4,"Source":"vllm:lora_requests_info"}`,
+	} {
+		if have, err := json.Marshal(got.Metrics[name]); err != nil || string(have) != want {
+			t.Errorf("%s: %s, want %s", name, have, want)
+		}
+	}
+	for name, want := range map[string]string{
+		"kv_cache_usage_perc":  "without a number",
+		"num_requests_waiting": "not on the page: vllm:num_requests_waiting",
+		"engine_utilization":   "vllm has no such metric",
+	} {
+		if why := got.Missing[name]; !strings.Contains(why, want) {
+			t.Errorf("%s: %q, want %q", name, why, want)
+		}
+	}
+	if len(got.Metrics)+len(got.Missing) != 49 {
+		t.Errorf("%d metrics and %d missing", len(got.Metrics), len(got.Missing))
+	}
+}

@@ -1,0 +1,209 @@
+package metricsync
+
+import (
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shuntproxy/shunt/internal/pool"
+)
+
+// Report is what shunt reads of one metrics page, for people.
+type Report struct {
+	Engine pool.Engine
+	// Bytes of the page, unpacked, and Path where it was asked for.
+	Bytes int64
+	Path  string
+	// Usable is true if the page tells the engine's load: its queue or its cache.
+	Usable bool
+	// Problem says why it is not usable, "" if it is.
+	Problem string
+	// Metrics are what was read, in the order of the table.
+	Metrics []Found
+	// Missing are the others.
+	Missing []Missing
+}
+
+// Found is one metric that a page has. One of Value, Histogram and Names holds
+// it.
+type Found struct {
+	Name, Unit string
+	// Source is the engine's name for it.
+	Source    string
+	Value     *float64
+	Histogram *Histogram
+	Names     []string
+}
+
+// Histogram is what a histogram says; nil is what it does not say.
+type Histogram struct {
+	Sum, Count, Mean, P50, P99 *float64
+}
+
+// Missing is a metric that a page does not have.
+type Missing struct{ Name, Why string }
+
+// Inspect reads a page, gzip or not, of at most limit bytes. An error means that
+// it could not be read.
+func Inspect(engine pool.Engine, page io.Reader, limit int64) (*Report, error) {
+	t := newTables().of(engine)
+	if t == nil {
+		return nil, fmt.Errorf("engine %s has no metrics that are known", engine)
+	}
+	p := newParser(t)
+	var head [2]byte
+	n, err := io.ReadFull(page, head[:])
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, err
+	}
+	page = io.MultiReader(strings.NewReader(string(head[:n])), page)
+	if head == [2]byte{0x1f, 0x8b} {
+		if page, err = gzip.NewReader(page); err != nil {
+			return nil, err
+		}
+	}
+	bytes, err := p.parse(page, limit)
+	if err != nil {
+		return nil, err
+	}
+	p.reading.reduce(&p.page, anyModel)
+	return p.report(bytes, ""), nil
+}
+
+// InspectURL asks for a page as a scrape would. Without a path in address, those
+// of the engine are tried. An error means that no page could be read.
+func InspectURL(ctx context.Context, engine pool.Engine, address string, cfg Config) (*Report, error) {
+	u, err := url.Parse(address)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case u.Scheme == "https":
+		cfg.Access.TLS = true
+	case u.Scheme != "http":
+		return nil, fmt.Errorf("%s is not a URL of http or https", address)
+	}
+	s := New(Options{Holder: pool.NewHolder()}, cfg)
+	defer s.Stop()
+	t := s.tables.of(engine)
+	if t == nil {
+		return nil, fmt.Errorf("engine %s has no metrics that are known", engine)
+	}
+	host := u.Host
+	if u.Port() == "" {
+		host += map[string]string{"http": ":80", "https": ":443"}[u.Scheme]
+	}
+	paths := t.paths
+	if u.Path != "" && u.Path != "/" || u.RawQuery != "" {
+		paths = []string{u.RequestURI()}
+	}
+	in := s.cfg.Load()
+	headers, err := s.headers(in)
+	if err != nil {
+		return nil, err
+	}
+	f := fetch{
+		client: &client{dial: s.secured, address: host, secure: in.Access.TLS}, headers: headers,
+		connect: in.ConnectTimeout, limit: in.MaxBytes, idle: idleTimeout,
+	}
+	defer f.client.close()
+	p := newParser(t)
+	var out scrape
+	for _, f.path = range paths {
+		f.until = time.Now().Add(in.Timeout)
+		out = f.page(ctx, p)
+		if e, ok := errors.AsType[statusError](out.err); !ok || e.status != 404 {
+			break
+		}
+	}
+	switch out.reason {
+	case ScrapeOK, ScrapeEmpty:
+		return p.report(out.bytes, f.path), nil
+	case ScrapeFormat:
+		r := p.report(out.bytes, f.path)
+		r.Problem = out.err.Error()
+		return r, nil
+	case ScrapeTimeout:
+		return nil, fmt.Errorf("no whole page within %s", in.Timeout)
+	default:
+		return nil, out.err
+	}
+}
+
+// report describes the reading.
+func (p *parser) report(bytes int64, path string) *Report {
+	r := &p.reading
+	out := &Report{Engine: p.table.engine, Bytes: bytes, Path: path}
+	load := []metric{numRequestsRunning, numRequestsWaiting, kvCacheUsage}
+	out.Usable = slices.ContainsFunc(load, func(m metric) bool { return r.states[m] == present })
+	switch {
+	case out.Usable:
+	case p.json():
+		out.Problem = "the page is JSON and not metrics" + hintText(p.table.hint)
+	case r.empty():
+		out.Problem = fmt.Sprintf("the page has none of %s's metrics%s", p.table.engine, hintText(p.table.hint))
+	default:
+		out.Problem = "the page has neither num_requests_running, num_requests_waiting nor kv_cache_usage_perc"
+	}
+	for m := range processStart {
+		if r.states[m] == present {
+			out.Metrics = append(out.Metrics, r.found(m))
+		} else {
+			out.Missing = append(out.Missing, Missing{m.String(), r.why(m)})
+		}
+	}
+	return out
+}
+
+func (r *reading) found(m metric) Found {
+	f := Found{Name: m.String(), Unit: definitions[m].unit}
+	if m == kvCacheHitRate && r.derivedHitRate {
+		f.Source = r.table.families[r.family(prefixCacheHits)].name + " / " + r.table.families[r.family(prefixCacheQueries)].name
+	} else {
+		f.Source = r.table.families[r.family(m)].name
+	}
+	switch {
+	case m == runningLoRA || m == waitingLoRA:
+		f.Names = append([]string{}, splitAdapters(string(r.texts[m]))...)
+	case definitions[m].kind == histogram:
+		d := r.of(m)
+		f.Histogram = &Histogram{
+			Sum: number(d.sum), Count: number(d.count), Mean: number(d.mean()),
+			P50: number(d.percentile(0.5)), P99: number(d.percentile(0.99)),
+		}
+	default:
+		f.Value = number(r.values[m])
+	}
+	return f
+}
+
+// number returns nil for NaN.
+func number(v float64) *float64 {
+	if math.IsNaN(v) {
+		return nil
+	}
+	return &v
+}
+
+// why says why a metric is missing.
+func (r *reading) why(m metric) string {
+	for i := range r.table.rows {
+		row := &r.table.rows[i]
+		if row.metric != m {
+			continue
+		}
+		if r.states[m] == notNumber {
+			name := r.table.families[r.table.choices[i][r.choice[m]]].name
+			return name + " is there without a number: not measured yet, or switched off"
+		}
+		return "not on the page: " + strings.Join(row.names(), ", ")
+	}
+	return r.table.engine.String() + " has no such metric"
+}
