@@ -78,7 +78,7 @@ func command(stdout io.Writer) *cobra.Command {
 	f.StringVar(&engines, "engines", "", "YAML file `{engines: [{listen, models, load, …}]}`, one entry per engine")
 	f.StringVar(&control, "control", "", "address that serves /NAME/_sim/… for every engine, also while one refuses connections")
 	f.StringVar(&readyFile, "ready-file", "", "write the bound addresses there as JSON, once all listen")
-	f.StringVar(&cfg.Engine, "engine", "vllm", "whose metrics page: vllm")
+	f.StringVar(&cfg.Engine, "engine", "vllm", "whose metrics page: vllm, sglang, trtllm or xllm")
 	f.StringSliceVar(&cfg.Models, "models", []string{"sim-model"}, "served model names, the first is the one in the metrics")
 	f.BoolVar(&cfg.AnyModel, "any-model", false, "serve other model names too")
 	f.StringSliceVar(&cfg.Adapters, "adapters", nil, "LoRA adapters")
@@ -105,6 +105,7 @@ func command(stdout io.Writer) *cobra.Command {
 	f.BoolVar(&cfg.Fast, "fast", false, "fixed small answers at next to no cost, for benchmarks")
 	f.DurationVar(&fastDelay, "fast-delay", 0, "wait before a fast answer, e.g. 1ms")
 	f.IntVar(&cfg.Requests, "recorded-requests", 10_000, "how many requests are remembered")
+	addQuirks(cmd, &cfg)
 	return cmd
 }
 

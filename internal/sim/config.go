@@ -11,24 +11,27 @@ import (
 
 // Config describes one simulated engine. Zero fields take the default.
 type Config struct {
-	Name        string   `yaml:"name" json:"name"`                   // in the ready line and on the control listener; the address
-	Listen      string   `yaml:"listen" json:"listen"`               // 127.0.0.1:0
-	Engine      string   `yaml:"engine" json:"engine"`               // whose metrics: vllm
-	Models      []string `yaml:"models" json:"models"`               // served names, the first is the label in the metrics; sim-model
-	AnyModel    bool     `yaml:"any_model" json:"any_model"`         // serve names that are not listed too
-	Adapters    []string `yaml:"adapters" json:"adapters"`           // LoRA adapters
-	MaxModelLen int      `yaml:"max_model_len" json:"max_model_len"` // tokens of prompt and output; 131,072, at most what the KV cache holds
-	Params      Params   `yaml:"params" json:"params"`
-	Output      int      `yaml:"output_tokens" json:"output_tokens"`         // tokens generated where the client sets no maximum; 64
-	Speedup     float64  `yaml:"speedup" json:"speedup"`                     // model time per wall time; 1
-	IdleTimeout Duration `yaml:"idle_timeout" json:"idle_timeout"`           // idle connections are closed after it, as uvicorn does; 5s, negative = never
-	Fast        bool     `yaml:"fast" json:"fast"`                           // fixed small answer to every request, no model, nothing recorded
-	FastDelay   Duration `yaml:"fast_delay" json:"fast_delay"`               // how long Fast waits before it answers
-	Requests    int      `yaml:"recorded_requests" json:"recorded_requests"` // how many requests are remembered; 10,000
-	MaxBody     int64    `yaml:"max_body" json:"max_body"`                   // bytes; 256 MiB
-	Load        Load     `yaml:"load" json:"load"`                           // to start with
-	Delays      Delays   `yaml:"delays" json:"delays"`                       // to start with
-	Hold        bool     `yaml:"hold" json:"hold"`                           // to start with
+	Name        string       `yaml:"name" json:"name"`                   // in the ready line and on the control listener; the address
+	Listen      string       `yaml:"listen" json:"listen"`               // 127.0.0.1:0
+	Engine      string       `yaml:"engine" json:"engine"`               // whose metrics: vllm (default), sglang, trtllm or xllm
+	Models      []string     `yaml:"models" json:"models"`               // served names, the first is the label in the metrics; sim-model
+	AnyModel    bool         `yaml:"any_model" json:"any_model"`         // serve names that are not listed too
+	Adapters    []string     `yaml:"adapters" json:"adapters"`           // LoRA adapters
+	MaxModelLen int          `yaml:"max_model_len" json:"max_model_len"` // tokens of prompt and output; 131,072, at most what the KV cache holds
+	Params      Params       `yaml:"params" json:"params"`
+	Output      int          `yaml:"output_tokens" json:"output_tokens"`         // tokens generated where the client sets no maximum; 64
+	Speedup     float64      `yaml:"speedup" json:"speedup"`                     // model time per wall time; 1
+	IdleTimeout Duration     `yaml:"idle_timeout" json:"idle_timeout"`           // idle connections are closed after it, as uvicorn does; 5s, negative = never
+	Fast        bool         `yaml:"fast" json:"fast"`                           // fixed small answer to every request, no model, nothing recorded
+	FastDelay   Duration     `yaml:"fast_delay" json:"fast_delay"`               // how long Fast waits before it answers
+	Requests    int          `yaml:"recorded_requests" json:"recorded_requests"` // how many requests are remembered; 10,000
+	MaxBody     int64        `yaml:"max_body" json:"max_body"`                   // bytes; 256 MiB
+	Load        Load         `yaml:"load" json:"load"`                           // to start with
+	Delays      Delays       `yaml:"delays" json:"delays"`                       // to start with
+	Hold        bool         `yaml:"hold" json:"hold"`                           // to start with
+	Asleep      bool         `yaml:"asleep" json:"asleep"`                       // to start with
+	Quirks      Quirks       `yaml:"quirks" json:"quirks"`                       // to start with
+	Metrics     MetricsFault `yaml:"metrics" json:"metrics"`                     // to start with
 }
 
 func (c *Config) setDefaults() error {
@@ -64,6 +67,10 @@ func (c *Config) setDefaults() error {
 	var errs []error
 	if err := c.Params.validate(); err != nil {
 		errs = append(errs, fmt.Errorf("params: %w", err))
+	}
+	errs = append(errs, c.Quirks.validate(c.Engine), c.Metrics.validate())
+	if c.Metrics.Kind == MetricsFrozen {
+		errs = append(errs, errors.New("metrics.kind: frozen shows the page of the moment it is set, which there is not at the start"))
 	}
 	if c.MaxModelLen < 2 || c.Output < 1 || !(c.Speedup > 0) || c.Requests < 1 || c.MaxBody < 1 || c.FastDelay < 0 {
 		errs = append(errs, errors.New("max_model_len, output_tokens, speedup, recorded_requests, max_body and fast_delay must be positive"))
@@ -166,19 +173,20 @@ const (
 	MetricsFrozen  MetricsKind = "frozen" // the page of the moment the fault was set, for ever
 	MetricsReset   MetricsKind = "reset"
 	MetricsHang    MetricsKind = "hang"
+	MetricsMoved   MetricsKind = "moved" // 307 to the same path with a slash at its end, where the page is
 )
 
 // MetricsFault is what is wrong with the metrics page until it is replaced.
 type MetricsFault struct {
-	Kind   MetricsKind `json:"kind"`
-	Status int         `json:"status,omitempty"` // 503
-	Delay  Duration    `json:"delay,omitempty"`
-	Bytes  int         `json:"bytes,omitempty"` // 32 MiB
+	Kind   MetricsKind `yaml:"kind" json:"kind"`
+	Status int         `yaml:"status" json:"status,omitempty"` // 503
+	Delay  Duration    `yaml:"delay" json:"delay,omitempty"`
+	Bytes  int         `yaml:"bytes" json:"bytes,omitempty"` // 32 MiB
 }
 
 func (f *MetricsFault) validate() error {
 	switch f.Kind {
-	case "", MetricsEmpty, MetricsGarbage, MetricsJSON, MetricsSlow, MetricsFrozen, MetricsReset, MetricsHang:
+	case "", MetricsEmpty, MetricsGarbage, MetricsJSON, MetricsSlow, MetricsFrozen, MetricsReset, MetricsHang, MetricsMoved:
 	case MetricsStatus:
 		if f.Status == 0 {
 			f.Status = 503
@@ -191,7 +199,7 @@ func (f *MetricsFault) validate() error {
 			f.Bytes = 32 << 20
 		}
 	default:
-		return fmt.Errorf("kind: unknown metrics fault %q, valid: status, empty, garbage, json, slow, huge, frozen, reset, hang", f.Kind)
+		return fmt.Errorf("kind: unknown metrics fault %q, valid: status, empty, garbage, json, slow, huge, frozen, reset, hang, moved", f.Kind)
 	}
 	if f.Bytes < 0 || f.Delay < 0 {
 		return errors.New("bytes and delay must not be negative")

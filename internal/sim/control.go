@@ -25,6 +25,7 @@ type State struct {
 	Delays   Delays       `json:"delays"`
 	Faults   []Fault      `json:"faults"`
 	Metrics  MetricsFault `json:"metrics"`
+	Quirks   Quirks       `json:"quirks"`
 	Asleep   bool         `json:"asleep"`
 	Health   int          `json:"health"`
 	Refusing bool         `json:"refusing"`
@@ -40,7 +41,7 @@ func (s *Server) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st.Counters = s.countersLocked()
-	st.Hold, st.Load, st.Delays, st.Metrics, st.Asleep, st.Health = s.hold, s.load, s.delays, s.metrics, s.asleep, s.health
+	st.Hold, st.Load, st.Delays, st.Metrics, st.Quirks, st.Asleep, st.Health = s.hold, s.load, s.delays, s.metrics, s.quirks, s.asleep, s.health
 	for _, f := range s.faults {
 		left := f.Fault
 		left.Count = max(f.left, 0)
@@ -54,6 +55,7 @@ func (s *Server) State() State {
 //	GET  /_sim/state[?in_flight=N&held=N&received=N&answered=N&aborted=N&wait=5s]   waits until all are equal; 408 if not in time
 //	POST /_sim/load      Load           POST /_sim/delays  Delays
 //	POST /_sim/faults    [Fault…]       POST /_sim/metrics MetricsFault
+//	POST /_sim/quirks    Quirks
 //	POST /_sim/hold      {"hold":true}  POST /_sim/release[?n=3]
 //	POST /_sim/refuse    {"cut":false,"for":"2s"}   POST /_sim/accept   (by way of the control listener)
 //	POST /_sim/asleep    {"asleep":true}            POST /_sim/health   {"status":503}
@@ -87,6 +89,8 @@ func (s *Server) serveControl(w http.ResponseWriter, r *http.Request) {
 		err = control(r, func(f []Fault) error { return s.SetFaults(f...) })
 	case "POST metrics":
 		err = control(r, s.SetMetricsFault)
+	case "POST quirks":
+		err = control(r, s.SetQuirks)
 	case "POST hold":
 		err = control(r, func(v struct {
 			Hold bool `json:"hold"`
@@ -147,7 +151,7 @@ func (s *Server) serveControl(w http.ResponseWriter, r *http.Request) {
 		err = s.Reset()
 	default:
 		writeJSON(w, http.StatusNotFound, map[string]string{"error": r.Method + " " + r.URL.Path + " is not in the control API, valid: GET state|requests|scrape, " +
-			"DELETE requests, POST load|delays|faults|metrics|hold|release|refuse|accept|asleep|health|reset, all under /_sim/"})
+			"DELETE requests, POST load|delays|faults|metrics|quirks|hold|release|refuse|accept|asleep|health|reset, all under /_sim/"})
 		return
 	}
 	switch {

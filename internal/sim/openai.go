@@ -344,10 +344,10 @@ func (x *exchange) models() {
 	cfg := &x.s.cfg
 	cards := make([]card, 0, len(cfg.Models)+len(cfg.Adapters))
 	for _, m := range cfg.Models {
-		cards = append(cards, card{m, "model", x.s.created.Unix(), "vllm", cfg.Models[0], nil, &cfg.MaxModelLen, []any{}})
+		cards = append(cards, card{m, "model", x.s.created.Unix(), x.s.dialect.owner(), cfg.Models[0], nil, &cfg.MaxModelLen, []any{}})
 	}
 	for _, a := range cfg.Adapters {
-		cards = append(cards, card{a, "model", x.s.created.Unix(), "vllm", "/adapters/" + a, &cfg.Models[0], nil, []any{}})
+		cards = append(cards, card{a, "model", x.s.created.Unix(), x.s.dialect.owner(), "/adapters/" + a, &cfg.Models[0], nil, []any{}})
 	}
 	x.json(http.StatusOK, map[string]any{"object": "list", "data": cards})
 }

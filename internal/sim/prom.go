@@ -15,14 +15,22 @@ type dialect interface {
 	contentType() string
 	bounds(maxModelLen int) Bounds
 	page(b []byte, pg *page) []byte // appends the whole page
+	gzips() bool                    // the page, for who accepts that
+	owner() string                  // owned_by in the model list
 }
 
 func newDialect(engine string) (dialect, error) {
 	switch engine {
 	case "vllm":
 		return vllm{}, nil
+	case "sglang":
+		return newSGLang(), nil
+	case "trtllm":
+		return newTRTLLM(), nil
+	case "xllm":
+		return newXLLM(), nil
 	default:
-		return nil, fmt.Errorf("engine: unknown engine %q, valid: vllm", engine)
+		return nil, fmt.Errorf("engine: unknown engine %q, valid: vllm, sglang, trtllm, xllm", engine)
 	}
 }
 

@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"bytes"
+	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -10,6 +12,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -296,7 +299,7 @@ func (x *exchange) json(status int, v any) {
 	x.bytes(status, "application/json", body)
 }
 
-// openAIError answers as vLLM does.
+// openAIError answers in the engine's form.
 func (x *exchange) openAIError(status int, message, param string) {
 	kind := "InternalServerError"
 	switch {
@@ -309,7 +312,14 @@ func (x *exchange) openAIError(status int, message, param string) {
 	if param != "" {
 		p = param
 	}
-	x.json(status, map[string]any{"error": map[string]any{"message": message, "type": kind, "param": p, "code": status}})
+	switch x.s.cfg.Engine {
+	case "sglang", "trtllm":
+		x.json(status, map[string]any{"object": "error", "message": message, "type": kind, "param": p, "code": status})
+	case "xllm":
+		x.bytes(status, "text/plain", []byte("[E"+strconv.Itoa(status)+"]"+message)) // brpc's, not JSON
+	default:
+		x.json(status, map[string]any{"error": map[string]any{"message": message, "type": kind, "param": p, "code": status}})
+	}
 }
 
 func (x *exchange) failure(f *Fault) {
@@ -364,13 +374,26 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	defer s.handlers.Done()
 	s.counters.Scrapes++
 	s.scraped = rec
-	fault, frozen := s.metrics, s.frozen
+	fault, frozen, quirks := s.metrics, s.frozen, s.quirks
 	s.signal()
 	s.mu.Unlock()
 
 	w.Header().Set("Server", "uvicorn")
 	w.Header().Set("Content-Type", s.dialect.contentType())
+	packs := s.dialect.gzips()
+	if quirks.Gzip != nil {
+		packs = *quirks.Gzip
+	}
+	packs = packs && strings.Contains(r.Header.Get("Accept-Encoding"), "gzip")
 	send := func(b []byte) {
+		if packs {
+			var z bytes.Buffer
+			zw := gzip.NewWriter(&z)
+			_, _ = zw.Write(b) // to memory
+			_ = zw.Close()
+			b = z.Bytes()
+			w.Header().Set("Content-Encoding", "gzip")
+		}
 		w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 		_, _ = w.Write(b)
 	}
@@ -406,6 +429,13 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(s.page())
 	case MetricsFrozen:
 		send(frozen)
+	case MetricsMoved:
+		if strings.HasSuffix(r.URL.Path, "/") {
+			send(s.page())
+			return
+		}
+		w.Header().Set("Location", "http://"+r.Host+r.URL.Path+"/")
+		w.WriteHeader(http.StatusTemporaryRedirect)
 	case MetricsReset:
 		abortConn(r)
 	case MetricsHang:

@@ -43,6 +43,7 @@ type Server struct {
 	metrics  MetricsFault
 	frozen   []byte
 	asleep   bool
+	quirks   Quirks
 	health   int // status of /health
 
 	// connMu protects the listener and the connections.
@@ -86,7 +87,7 @@ func NewServer(cfg Config) (*Server, error) {
 	}
 	s := &Server{
 		cfg: cfg, dialect: d, quit: make(chan struct{}), ring: newRing(cfg.Requests), stats: newHTTPStats(),
-		hold: cfg.Hold, load: cfg.Load, delays: cfg.Delays, unhang: make(chan struct{}), health: http.StatusOK,
+		hold: cfg.Hold, asleep: cfg.Asleep, quirks: cfg.Quirks, metrics: cfg.Metrics, load: cfg.Load, delays: cfg.Delays, unhang: make(chan struct{}), health: http.StatusOK,
 		conns: map[net.Conn]http.ConnState{}, counters: Counters{ByStatus: map[int]int{}},
 	}
 	protocols := new(http.Protocols)
@@ -308,6 +309,17 @@ func (s *Server) SetMetricsFault(f MetricsFault) error {
 	return nil
 }
 
+// SetQuirks replaces what is odd about the metrics page; the zero value is nothing.
+func (s *Server) SetQuirks(q Quirks) error {
+	if err := q.validate(s.cfg.Engine); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.quirks = q
+	s.mu.Unlock()
+	return nil
+}
+
 // SetAsleep makes the metrics say that the engine sleeps, or not.
 func (s *Server) SetAsleep(asleep bool) {
 	s.mu.Lock()
@@ -384,7 +396,7 @@ func (s *Server) ResetRequests() {
 func (s *Server) Reset() error {
 	s.SetLoad(Load{})
 	s.SetDelays(Delays{})
-	err := errors.Join(s.SetFaults(), s.SetMetricsFault(MetricsFault{}), s.SetHealth(http.StatusOK), s.Accept())
+	err := errors.Join(s.SetFaults(), s.SetMetricsFault(MetricsFault{}), s.SetQuirks(Quirks{}), s.SetHealth(http.StatusOK), s.Accept())
 	s.SetAsleep(false)
 	s.SetHold(false)
 	s.drv.ask(func(time.Duration) { s.drv.model.ClearCache() })
@@ -454,8 +466,27 @@ func (s *Server) page() []byte {
 	}
 	s.mu.Lock()
 	pg.http, pg.asleep = s.stats.clone(), s.asleep
+	quirks := s.quirks
 	s.mu.Unlock()
-	return s.dialect.page(make([]byte, 0, 80<<10), &pg)
+	if quirks.Cold && finished(&pg) == 0 {
+		return nil
+	}
+	b := s.dialect.page(make([]byte, 0, 80<<10), &pg)
+	if quirks.text() {
+		b = quirks.apply(b)
+	}
+	return b
+}
+
+// isMetrics reports whether the page, or what is wrong with it, is at path.
+func (s *Server) isMetrics(path string) bool {
+	s.mu.Lock()
+	paths, moved := s.quirks.Paths, s.metrics.Kind == MetricsMoved
+	s.mu.Unlock()
+	if len(paths) == 0 {
+		paths = s.dialect.metricsPaths()
+	}
+	return slices.Contains(paths, path) || moved && slices.Contains(paths, strings.TrimSuffix(path, "/"))
 }
 
 // ServeHTTP is the handler behind the listener.
@@ -464,8 +495,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case strings.HasPrefix(path, "/_sim/"):
 		s.Control().ServeHTTP(w, r)
-	case slices.Contains(s.dialect.metricsPaths(), path):
+	case s.isMetrics(path):
 		s.serveMetrics(w, r)
+	case path == "/metrics" && s.cfg.Engine == "trtllm":
+		// Statistics of iterations, and usually none: who reads them takes them away.
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, "[]")
 	case s.cfg.Fast && path != "/health" && path != "/v1/models":
 		s.serveFast(w, r)
 	default:

@@ -13,6 +13,10 @@ func (vllm) metricsPaths() []string { return []string{"/metrics"} }
 
 func (vllm) contentType() string { return "text/plain; version=1.0.0; charset=utf-8" }
 
+func (vllm) gzips() bool { return false }
+
+func (vllm) owner() string { return "vllm" }
+
 func (vllm) bounds(maxModelLen int) Bounds {
 	return Bounds{
 		TTFT:       []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560},
