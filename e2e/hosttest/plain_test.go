@@ -173,6 +173,10 @@ func granter(t *testing.T, socket string) {
 	})
 }
 
+// raceAddress maps a module below Go's heap. Where the kernel puts libraries, the race detector has no room for its
+// shadow of one ("ThreadSanitizer failed to allocate"), or can't say where a race is ("failed to restore address").
+const raceAddress = "-ldflags=-extldflags=-Wl,-Ttext-segment=0x4000000000"
+
 // The race-built modules: both doors of shunt, and the plugin of these tests. None can run so in Envoy.
 func TestRaceDetector(t *testing.T) {
 	dir := t.TempDir()
@@ -184,7 +188,7 @@ func TestRaceDetector(t *testing.T) {
 			t.Skip(main, "is not there yet")
 		}
 		out := filepath.Join(dir, filepath.Base(main)+".so")
-		if err := buildPlugin(out, "./"+main, append([]string{"-race"}, flags...)...); err != nil {
+		if err := buildPlugin(out, "./"+main, append([]string{"-race", raceAddress}, flags...)...); err != nil {
 			t.Fatal(err)
 		}
 		return out
@@ -192,7 +196,7 @@ func TestRaceDetector(t *testing.T) {
 	run := func(t *testing.T, module, config, route, vary string) plainly {
 		return plainly{
 			host: host, module: module, config: config, route: route, vary: vary, streams: 3000,
-			args: []string{"--low", "--leave", "--reload", "20", "--settle", "500"},
+			args: []string{"--leave", "--reload", "20", "--settle", "500"},
 			// The host's way to force a collection is a race in the SDK, so it is not used here.
 			env: []string{"GORACE=halt_on_error=1", "GOGC=5"},
 		}
@@ -205,7 +209,7 @@ func TestRaceDetector(t *testing.T) {
 		p := run(t, hostModule, hostSettings(t, library, "misuse", name, quiet), hostSettings(t, library, "misuse", name, quiet), rightsInPlain)
 		p.wantEnd(t)
 		p.vary = "x-do=race"
-		if out, err := p.run(t); err == nil || !strings.Contains(out, "DATA RACE") {
+		if out, err := p.run(t); err == nil || !strings.Contains(out, "DATA RACE") || !strings.Contains(out, "wrong.go") {
 			t.Errorf("a race is not reported: %v\n%s", err, tail(out))
 		}
 	})

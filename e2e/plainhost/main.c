@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/personality.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -430,21 +429,6 @@ static void sleep_ms(long ms) {
   nanosleep(&t, NULL);
 }
 
-// low_addresses starts the program anew with libraries mapped low: Go's race
-// detector has no room for one that lies where the kernel puts them.
-static void low_addresses(char** argv) {
-  const int now = personality(0xffffffff);
-  if (now & ADDR_COMPAT_LAYOUT) {
-    return;
-  }
-  personality((unsigned long)now | ADDR_COMPAT_LAYOUT);
-  if ((personality(0xffffffff) & ADDR_COMPAT_LAYOUT) == 0) {
-    fail("personality(ADDR_COMPAT_LAYOUT): %s", strerror(errno));
-  }
-  execv("/proc/self/exe", argv);
-  fail("can't start anew: %s", strerror(errno));
-}
-
 int main(int argc, char** argv) {
   static const struct option options[] = {
       {"module", required_argument, NULL, 'm'},  {"config", required_argument, NULL, 'c'},
@@ -452,18 +436,13 @@ int main(int argc, char** argv) {
       {"workers", required_argument, NULL, 'w'}, {"streams", required_argument, NULL, 'n'},
       {"reload", required_argument, NULL, 'l'},  {"seed", required_argument, NULL, 's'},
       {"settle", required_argument, NULL, 't'},  {"leave", no_argument, NULL, 'e'},
-      {"low", no_argument, NULL, 'o'},           {NULL, 0, NULL, 0},
+      {NULL, 0, NULL, 0},
   };
   const char *module = NULL, *config_path = NULL, *route_path = NULL;
   size_t total = 3000;
   long reload = 0, settle = 0;
   uint64_t seed = 1;
   bool leave = false;
-  for (int i = 1; i < argc; i++) {
-    if (strcmp(argv[i], "--low") == 0) {
-      low_addresses(argv); // before the arguments are cut
-    }
-  }
   for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
     switch (c) {
     case 'm':
@@ -499,15 +478,13 @@ int main(int argc, char** argv) {
     case 'e': // schedulers may be left: nobody forces the plugin's finalizers
       leave = true;
       break;
-    case 'o': // done already
-      break;
     default:
       return 2;
     }
   }
   if (module == NULL || config_path == NULL || optind != argc) {
     fprintf(stderr, "usage: plainhost --module FILE --config FILE [--route FILE] [--vary NAME=VALUE,…] [--workers N] "
-                    "[--streams N] [--reload MS] [--settle MS] [--seed N] [--leave] [--low]\n");
+                    "[--streams N] [--reload MS] [--settle MS] [--seed N] [--leave]\n");
     return 2;
   }
   load(module);
