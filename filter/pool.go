@@ -233,11 +233,19 @@ func staticTargets(def *config.Pool) []pool.Target {
 func scrapeConfig(cfg *config.Config, sources []string) metricsync.Config {
 	c := metricsync.Config{
 		Interval: cfg.Scrape.Interval, Timeout: cfg.Scrape.Timeout, StaleAfter: cfg.Scrape.StaleAfter,
+		ConnectTimeout: cfg.Scrape.ConnectTimeout, Jitter: cfg.Scrape.Jitter, MaxBackOff: cfg.Scrape.MaxBackOff,
+		Access: metricsync.Access{
+			TLS: cfg.Scrape.TLS.Enabled, CA: cfg.Scrape.TLS.CAFile, ServerName: cfg.Scrape.TLS.ServerName,
+			SkipVerify: cfg.Scrape.TLS.InsecureSkipVerify, TokenFile: cfg.Scrape.BearerTokenFile, Headers: cfg.Scrape.Headers,
+		},
 		MaxBytes:    int64(cfg.Scrape.MaxBytes),
 		Health:      metricsync.Health{Path: cfg.Health.Path, Interval: cfg.Health.Interval, Timeout: cfg.Health.Timeout},
 		Discover:    cfg.Models.Discover,
 		ModelMemory: cfg.Models.Memory,
 		Sources:     sources,
+	}
+	if c.Jitter == 0 {
+		c.Jitter = -1 // zero is the default there
 	}
 	for _, k := range cfg.Models.Known {
 		c.Known = append(c.Known, metricsync.KnownModel{Name: k.Name, Adapters: k.Adapters})

@@ -78,14 +78,14 @@ func (c *credentials) refresh(cfg *Config) {
 		if token, err := readToken(file); err == nil {
 			c.token = token
 		} else {
-			problems = append(problems, fmt.Errorf("scrape.tokenFile: %w", err))
+			problems = append(problems, fmt.Errorf("scrape.bearerTokenFile: %w", err))
 		}
 	}
 	if cfg.Access.TLS {
 		if config, err := tlsConfig(&cfg.Access, c.tls); err == nil {
 			c.tls = config
 		} else {
-			problems = append(problems, fmt.Errorf("scrape.ca: %w", err))
+			problems = append(problems, fmt.Errorf("scrape.tls.caFile: %w", err))
 		}
 	}
 	said := ""

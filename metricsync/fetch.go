@@ -255,7 +255,7 @@ func (e statusError) Error() string {
 	case http.StatusNotFound:
 		s += hintText(e.hint)
 	case http.StatusUnauthorized, http.StatusForbidden:
-		s += "; scrape.tokenFile and scrape.headers say how to ask"
+		s += "; scrape.bearerTokenFile and scrape.headers say how to ask"
 	}
 	return s
 }

@@ -185,6 +185,47 @@ type Scrape struct {
 	// MaxBytes is the largest page that is read, 1KiB to 1GiB; a larger one is a
 	// failed scrape. Default: 16MiB.
 	MaxBytes Size `json:"maxBytes,omitempty" default:"16MiB"`
+
+	// ConnectTimeout of one connection, 10ms to Timeout. Default: 0s, which is
+	// Timeout.
+	ConnectTimeout time.Duration `json:"connectTimeout,omitempty" default:"0s"`
+
+	// Jitter is the share of Interval over which the scrapes of a pool are spread,
+	// 0 to 1, by a hash of the addresses. 0 asks all endpoints at the same moment.
+	// Default: 1.
+	Jitter float64 `json:"jitter,omitempty" default:"1"`
+
+	// MaxBackOff is how rarely a page that keeps failing is asked, 50ms to 10m;
+	// below Interval it is Interval. Default: 30s.
+	MaxBackOff time.Duration `json:"maxBackOff,omitempty" default:"30s"`
+
+	// TLS asks the engines over HTTPS: for metrics, models and health.
+	TLS ScrapeTLS `json:"tls,omitempty"`
+
+	// BearerTokenFile holds a token that goes along with each of these requests. It
+	// is read anew every 10s; a broken one leaves the last good token in use. A
+	// relative path starts at Envoy's working directory. Default: none.
+	BearerTokenFile string `json:"bearerTokenFile,omitempty"`
+
+	// Headers go along with each of these requests, by name. Default: none.
+	Headers map[string]string `json:"headers,omitempty"`
+}
+
+// ScrapeTLS is how engines are known.
+type ScrapeTLS struct {
+	// Enabled uses HTTPS. Default: false.
+	Enabled bool `json:"enabled,omitempty" default:"false"`
+
+	// CAFile holds the certificates, PEM, that may have signed the engines'. It is
+	// read anew every 10s. Default: the system's.
+	CAFile string `json:"caFile,omitempty"`
+
+	// ServerName is the name in the engines' certificates. Default: the
+	// endpoint's IP.
+	ServerName string `json:"serverName,omitempty"`
+
+	// InsecureSkipVerify believes any engine. Default: false.
+	InsecureSkipVerify bool `json:"insecureSkipVerify,omitempty" default:"false"`
 }
 
 // Prometheus is a server that is asked for query-based metrics: one query per

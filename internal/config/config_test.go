@@ -96,7 +96,7 @@ func TestDefaults(t *testing.T) {
 		Pools:           Pools{{Name: "default", Static: []Endpoint{}}},
 		Models:          Models{Discover: true, Memory: 10 * time.Minute, NotFoundStatus: 400},
 		Policy:          "least-request",
-		Scrape:          Scrape{Interval: time.Second, Timeout: time.Second, StaleAfter: 5 * time.Second, MaxBytes: 16 << 20},
+		Scrape:          Scrape{Interval: time.Second, Timeout: time.Second, StaleAfter: 5 * time.Second, MaxBytes: 16 << 20, Jitter: 1, MaxBackOff: 30 * time.Second},
 		Prometheus:      Prometheus{Interval: 15 * time.Second, Timeout: 2 * time.Second, Labels: PrometheusLabels{Instance: "instance", Model: "model_name"}},
 		Limits:          Limits{RequestBody: 4 << 20, JSONDepth: 512},
 		Runtime:         Runtime{Yield: true},

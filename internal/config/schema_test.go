@@ -42,6 +42,8 @@ func generateSchema(t *testing.T) []byte {
 			return text(`^[0-9]+(\.[0-9]+)? *([kKMG]B|[KMG]iB|B)?$`, "integer")
 		case reflect.TypeFor[int]():
 			return text(number, "integer")
+		case reflect.TypeFor[float64]():
+			return text(number, "number")
 		case reflect.TypeFor[Pools]():
 			return &reflectschema.Schema{
 				Type:                 "object",
@@ -63,7 +65,7 @@ func generateSchema(t *testing.T) []byte {
 	pool.Definitions, pool.Version, pool.ID = nil, "", ""
 	schema.Definitions["Pool"] = pool
 	schema.Definitions["Config"] = schema
-	for _, typ := range []any{Config{}, Models{}, Scrape{}, Prometheus{}, PrometheusLabels{}, PrometheusTLS{}, Limits{}, Explain{}, Health{}, Runtime{}, Admin{}, Metrics{}} {
+	for _, typ := range []any{Config{}, Models{}, Scrape{}, ScrapeTLS{}, Prometheus{}, PrometheusLabels{}, PrometheusTLS{}, Limits{}, Explain{}, Health{}, Runtime{}, Admin{}, Metrics{}} {
 		addDefaults(t, schema.Definitions[reflect.TypeOf(typ).Name()], reflect.TypeOf(typ))
 	}
 	delete(schema.Definitions, "Config")

@@ -3,6 +3,7 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -163,6 +164,42 @@ func (c *checker) scrape(s Scrape) {
 		c.fail("scrape.staleAfter", "is %v, shorter than scrape.interval %v: every reading would be stale; a few intervals are wanted", s.StaleAfter, s.Interval)
 	} else {
 		inRange(c, "scrape.staleAfter", s.StaleAfter, 50*time.Millisecond, time.Hour)
+	}
+	if s.ConnectTimeout != 0 {
+		inRange(c, "scrape.connectTimeout", s.ConnectTimeout, 10*time.Millisecond, s.Timeout)
+	}
+	inRange(c, "scrape.jitter", s.Jitter, 0, 1)
+	inRange(c, "scrape.maxBackOff", s.MaxBackOff, 50*time.Millisecond, 10*time.Minute)
+	if tls := s.TLS; !tls.Enabled {
+		for _, field := range []struct {
+			name string
+			set  bool
+		}{{"caFile", tls.CAFile != ""}, {"serverName", tls.ServerName != ""}, {"insecureSkipVerify", tls.InsecureSkipVerify}} {
+			if field.set {
+				c.fail("scrape.tls."+field.name, "has no effect without scrape.tls.enabled: true")
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
+		c.header(fieldPath("scrape.headers", name), name, s.Headers[name])
+	}
+}
+
+var headerNameRule = regexp.MustCompile("^[-!#$%&'*+.^_`|~0-9A-Za-z]+$")
+
+// header checks one that goes along with requests to engines. What the request
+// itself needs is not for config to say.
+func (c *checker) header(path, name, value string) {
+	switch strings.ToLower(name) {
+	case "host", "accept", "accept-encoding", "connection", "content-length", "transfer-encoding", "user-agent", "authorization":
+		c.fail(path, "can't be set: shunt's own requests need it as it is; scrape.bearerTokenFile sets authorization")
+		return
+	}
+	if !headerNameRule.MatchString(name) {
+		c.fail(path, "is not a header name")
+	}
+	if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
+		c.fail(path, "holds a control character")
 	}
 }
 
