@@ -274,24 +274,59 @@ func refuseOnPanic(id *C.uint32_t) {
 //export shuntHeaders
 func shuntHeaders(envoy unsafe.Pointer, config, route C.uint32_t, ref *C.shunt_ref, headers *C.shunt_header, count C.size_t, end C.bool, tape *C.shunt_tape) (action C.int) {
 	defer replyOnPanic("headers", &action, tape)
-	gen := door.configs.get(config)
-	w := (*door.workers.Load())[ref.worker]
-	s := &stream{envoy: envoy}
-	s.Init(s, gen)
-	ref.slot = C.uint32_t(w.add(s))
+	w, s := begin(envoy, config, ref)
 	w.readHead(headers, count)
 	s.Headers(&w.head, bool(end), door.routes.get(route), &w.verdict)
 	return record(&w.verdict, tape)
+}
+
+// begin makes the request of a new stream.
+func begin(envoy unsafe.Pointer, config C.uint32_t, ref *C.shunt_ref) (*worker, *stream) {
+	w := workerOf(*ref)
+	s := &stream{envoy: envoy}
+	s.Init(s, door.configs.get(config))
+	ref.slot = C.uint32_t(w.add(s))
+	return w, s
+}
+
+//export shuntRequest
+func shuntRequest(envoy unsafe.Pointer, config, route C.uint32_t, ref *C.shunt_ref, headers *C.shunt_header, count C.size_t, chunks *C.shunt_buffer, pieces C.size_t, tape *C.shunt_tape) (action C.int) {
+	defer replyOnPanic("request", &action, tape)
+	w, s := begin(envoy, config, ref)
+	w.readHead(headers, count)
+	s.Headers(&w.head, false, door.routes.get(route), &w.verdict)
+	if w.verdict.Action != filter.NeedBody {
+		return record(&w.verdict, tape)
+	}
+	limit := w.verdict.BodyLimit
+	record(&w.verdict, tape) // what to remove stands, whatever the body says
+	if size := w.readBody(chunks, pieces); size > limit {
+		w.verdict.Reset()
+		s.TooLarge(&w.verdict)
+	} else {
+		s.Body(w.chunks, &w.verdict)
+	}
+	clear(w.chunks)
+	action = record(&w.verdict, tape)
+	tape.limit = C.int64_t(limit)
+	return action
+}
+
+// readBody borrows the pieces of a body into w.chunks and returns their size.
+func (w *worker) readBody(chunks *C.shunt_buffer, count C.size_t) (size int64) {
+	w.chunks = w.chunks[:0]
+	for _, c := range unsafe.Slice(chunks, count) {
+		w.chunks = append(w.chunks, unsafe.Slice((*byte)(unsafe.Pointer(c.ptr)), c.length))
+		size += int64(c.length)
+	}
+	return size
 }
 
 //export shuntBody
 func shuntBody(ref C.shunt_ref, chunks *C.shunt_buffer, count C.size_t, tape *C.shunt_tape) (action C.int) {
 	defer replyOnPanic("body", &action, tape)
 	w := workerOf(ref)
-	w.chunks = w.chunks[:0]
-	for _, c := range unsafe.Slice(chunks, count) {
-		w.chunks = append(w.chunks, unsafe.Slice((*byte)(unsafe.Pointer(c.ptr)), c.length))
-	}
+	w.readBody(chunks, count)
 	w.at(ref).Body(w.chunks, &w.verdict)
 	clear(w.chunks)
 	return record(&w.verdict, tape)

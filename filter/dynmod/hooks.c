@@ -3,6 +3,7 @@
 // needs, and decide nothing.
 #include "hooks.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -24,6 +25,7 @@ typedef void* envoy_t; // envoy_dynamic_module_type_http_filter_envoy_ptr
 
 enum state {
   STATE_NEW,     // before the headers
+  STATE_HEADERS, // the headers wait for the body that comes with them
   STATE_BODY,    // the body is being buffered for us
   STATE_WAIT,    // Go holds the request
   STATE_PASS,    // routed, or none of ours
@@ -36,6 +38,7 @@ typedef struct {
   shunt_ref ref;
   uint8_t state;
   bool routed;      // we set a destination
+  bool same_hook;   // the headers were read in the hook that applies the verdict
   bool local_reply; // the response is not the upstream's
   bool answered;    // response headers of the upstream came
   bool complete;    // and its response to the end
@@ -50,6 +53,7 @@ typedef struct {
 } stream_t;
 
 static __thread uint32_t worker; // Go's number of this thread
+static atomic_uint routes;       // route configurations alive
 
 static int64_t monotonic_ns(void) {
   struct timespec t;
@@ -159,8 +163,60 @@ static void keep_for_response(stream_t* s, const record_t* r) {
   s->response_length += size;
 }
 
+#define HEADERS_ON_STACK 96
+
+// all_headers fills memory, or memory of malloc's that the caller frees, with
+// all headers of a kind.
+static shunt_header* all_headers(envoy_t envoy, envoy_dynamic_module_type_http_header_type kind, shunt_header* memory,
+                                 size_t* count) {
+  *count = CB(http_get_headers_size)(envoy, kind);
+  shunt_header* headers = memory;
+  if (*count > HEADERS_ON_STACK) {
+    headers = malloc(*count * sizeof(*headers));
+    if (headers == NULL) {
+      *count = 0;
+      return memory;
+    }
+  }
+  if (*count > 0 && !CB(http_get_headers)(envoy, kind, headers)) {
+    *count = 0;
+  }
+  return headers;
+}
+
+// has_header looks a header up by reading all of them. Envoy's own look-up of a
+// name that it does not know first builds a hash table of the whole map, which
+// costs more than all else that shunt does to the headers of a request.
+static bool has_header(envoy_t envoy, envoy_dynamic_module_type_http_header_type kind,
+                       envoy_dynamic_module_type_module_buffer name) {
+  shunt_header memory[HEADERS_ON_STACK];
+  size_t count;
+  shunt_header* headers = all_headers(envoy, kind, memory, &count);
+  bool found = false;
+  for (size_t i = 0; i < count && !found; i++) {
+    found = headers[i].key_length == name.length && memcmp(headers[i].key_ptr, name.ptr, name.length) == 0;
+  }
+  if (headers != memory) {
+    free(headers);
+  }
+  return found;
+}
+
+static void remove_header(envoy_t envoy, envoy_dynamic_module_type_http_header_type kind,
+                          envoy_dynamic_module_type_module_buffer name) {
+  if (has_header(envoy, kind, name)) {
+    CB(http_set_header)(envoy, kind, name, (envoy_dynamic_module_type_module_buffer){NULL, 0});
+  }
+}
+
+// set_destination replaces whatever another filter may have put there since
+// the client's was removed: the cluster reads the first value.
 static void set_destination(envoy_t envoy, stream_t* s, envoy_dynamic_module_type_module_buffer value) {
-  CB(http_set_header)(envoy, KIND(RequestHeader), LITERAL(DESTINATION_HEADER), value);
+  if (!s->same_hook && has_header(envoy, KIND(RequestHeader), LITERAL(DESTINATION_HEADER))) {
+    CB(http_set_header)(envoy, KIND(RequestHeader), LITERAL(DESTINATION_HEADER), value);
+  } else {
+    CB(http_add_header)(envoy, KIND(RequestHeader), LITERAL(DESTINATION_HEADER), value);
+  }
   CB(http_set_dynamic_metadata_string)(envoy, LITERAL("envoy.lb"), LITERAL(DESTINATION_HEADER), value);
   s->routed = true;
   s->routed_at = monotonic_ns();
@@ -201,6 +257,15 @@ static void set_texts(envoy_t envoy, texts_t* texts) {
     }
   }
   texts->count = 0;
+}
+
+// raise_buffer_limit keeps Envoy from refusing what we accept: our own sum is
+// checked first.
+static void raise_buffer_limit(envoy_t envoy, int64_t limit) {
+  const uint64_t now = CB(http_get_buffer_limit)(envoy), need = (uint64_t)limit + 1;
+  if (now != 0 && now < need) {
+    CB(http_set_buffer_limit)(envoy, need);
+  }
 }
 
 // apply does what a tape says, the reply last. It sets the stream's state
@@ -255,16 +320,11 @@ static void apply(envoy_t envoy, stream_t* s, shunt_tape* tape, int action,
   case SHUNT_CONTINUE:
     s->state = STATE_PASS;
     break;
-  case SHUNT_NEED_BODY: {
+  case SHUNT_NEED_BODY:
     s->state = STATE_BODY;
     s->limit = tape->limit;
-    // Envoy must not refuse what we accept: our own sum is checked first.
-    const uint64_t now = CB(http_get_buffer_limit)(envoy), need = (uint64_t)tape->limit + 1;
-    if (now != 0 && now < need) {
-      CB(http_set_buffer_limit)(envoy, need);
-    }
+    raise_buffer_limit(envoy, tape->limit);
     break;
-  }
   case SHUNT_WAIT:
     s->state = STATE_WAIT;
     break;
@@ -298,12 +358,17 @@ envoy_dynamic_module_type_http_filter_per_route_config_module_ptr
 envoy_dynamic_module_on_http_filter_per_route_config_new(envoy_dynamic_module_type_envoy_buffer name,
                                                          envoy_dynamic_module_type_envoy_buffer config) {
   (void)name;
-  return (const void*)(uintptr_t)shuntRouteNew((char*)config.ptr, config.length);
+  const uint32_t route = shuntRouteNew((char*)config.ptr, config.length);
+  if (route != 0) {
+    atomic_fetch_add(&routes, 1);
+  }
+  return (const void*)(uintptr_t)route;
 }
 
 void envoy_dynamic_module_on_http_filter_per_route_config_destroy(
     envoy_dynamic_module_type_http_filter_per_route_config_module_ptr config) {
   shuntRouteFree((uint32_t)(uintptr_t)config);
+  atomic_fetch_sub(&routes, 1);
 }
 
 // ---- life of a stream ----
@@ -320,25 +385,42 @@ envoy_dynamic_module_on_http_filter_new(envoy_dynamic_module_type_http_filter_co
   return s;
 }
 
-#define HEADERS_ON_STACK 96
+static uint32_t route_of(envoy_t envoy) {
+  // The look-up walks the route's levels: spared where no route has a config.
+  return atomic_load(&routes) == 0 ? 0 : (uint32_t)(uintptr_t)CB(get_most_specific_route_config)(envoy);
+}
 
-// all_headers fills memory, or memory of malloc's that the caller frees, with
-// all headers of a kind.
-static shunt_header* all_headers(envoy_t envoy, envoy_dynamic_module_type_http_header_type kind, shunt_header* memory,
-                                 size_t* count) {
-  *count = CB(http_get_headers_size)(envoy, kind);
-  shunt_header* headers = memory;
-  if (*count > HEADERS_ON_STACK) {
-    headers = malloc(*count * sizeof(*headers));
-    if (headers == NULL) {
-      *count = 0;
-      return memory;
+// decide_headers hands the headers to Go and applies what it says.
+static int decide_headers(envoy_t envoy, stream_t* s, const shunt_header* headers, size_t count, bool end_of_stream) {
+  WITH_TAPE(tape)
+  const int action =
+      shuntHeaders(envoy, s->config, route_of(envoy), &s->ref, (shunt_header*)headers, count, end_of_stream, &tape);
+  apply(envoy, s, &tape, action, KIND(RequestHeader));
+  tape_free(&tape);
+  return action;
+}
+
+static bool is_header(const shunt_header* h, const char* name, size_t length) {
+  return h->key_length == length && memcmp(h->key_ptr, name, length) == 0;
+}
+#define IS_HEADER(h, name) is_header(h, name, sizeof(name) - 1)
+
+// body_is_near reports whether a small body is sure to follow: its length is
+// announced, and it is not a tunnel's. Most often it is already there, and one
+// call decides headers and body. A longer body, or one of unknown length, may
+// be refused by its headers alone.
+static bool body_is_near(const shunt_header* headers, size_t count) {
+  bool near = false;
+  for (size_t i = 0; i < count; i++) {
+    const shunt_header* h = &headers[i];
+    if (IS_HEADER(h, "content-length")) {
+      near = h->value_length > 0 && h->value_length <= 5 && h->value_ptr[0] != '0'; // under 100,000 bytes
+    } else if (IS_HEADER(h, "upgrade") ||
+               (IS_HEADER(h, ":method") && h->value_length == 7 && memcmp(h->value_ptr, "CONNECT", 7) == 0)) {
+      return false;
     }
   }
-  if (*count > 0 && !CB(http_get_headers)(envoy, kind, headers)) {
-    *count = 0;
-  }
-  return headers;
+  return near;
 }
 
 envoy_dynamic_module_type_on_http_filter_request_headers_status envoy_dynamic_module_on_http_filter_request_headers(
@@ -352,15 +434,33 @@ envoy_dynamic_module_type_on_http_filter_request_headers_status envoy_dynamic_mo
   shunt_header memory[HEADERS_ON_STACK];
   size_t count;
   shunt_header* headers = all_headers(envoy, KIND(RequestHeader), memory, &count);
-  const uint32_t route = (uint32_t)(uintptr_t)CB(get_most_specific_route_config)(envoy);
-  WITH_TAPE(tape)
-  const int action = shuntHeaders(envoy, s->config, route, &s->ref, headers, count, end_of_stream, &tape);
+  int action = SHUNT_WAIT;
+  if (!end_of_stream && body_is_near(headers, count)) {
+    s->state = STATE_HEADERS;
+  } else {
+    s->same_hook = true;
+    action = decide_headers(envoy, s, headers, count, end_of_stream);
+    s->same_hook = false;
+  }
   if (headers != memory) {
     free(headers);
   }
-  apply(envoy, s, &tape, action, KIND(RequestHeader));
-  tape_free(&tape);
   return action == SHUNT_CONTINUE ? HEADERS(Continue) : HEADERS(StopIteration);
+}
+
+// late_headers decides by the headers alone, when not all of the body came with
+// them.
+static int late_headers(envoy_t envoy, stream_t* s) {
+  shunt_header memory[HEADERS_ON_STACK];
+  size_t count;
+  shunt_header* headers = all_headers(envoy, KIND(RequestHeader), memory, &count);
+  s->same_hook = true;
+  const int action = decide_headers(envoy, s, headers, count, false);
+  s->same_hook = false;
+  if (headers != memory) {
+    free(headers);
+  }
+  return action;
 }
 
 #define CHUNKS_ON_STACK 256
@@ -397,10 +497,61 @@ static int whole_body(envoy_t envoy, stream_t* s, bool received, shunt_tape* tap
   return action;
 }
 
+static envoy_dynamic_module_type_on_http_filter_request_body_status body_status(int action) {
+  switch (action) {
+  case SHUNT_CONTINUE:
+    return BODY(Continue);
+  case SHUNT_REPLY:
+    return BODY(StopIterationNoBuffer);
+  default:
+    return BODY(StopIterationAndBuffer);
+  }
+}
+
+// whole_request decides headers and body in one call: all of the body came in
+// the first piece.
+static int whole_request(envoy_t envoy, stream_t* s) {
+  shunt_header memory[HEADERS_ON_STACK];
+  size_t count;
+  shunt_header* headers = all_headers(envoy, KIND(RequestHeader), memory, &count);
+  shunt_buffer on_stack[CHUNKS_ON_STACK];
+  shunt_buffer* chunks = on_stack;
+  size_t pieces = CB(http_get_body_chunks_size)(envoy, BODY_KIND(ReceivedRequestBody));
+  if (pieces > CHUNKS_ON_STACK && (chunks = malloc(pieces * sizeof(*chunks))) == NULL) {
+    abort(); // as Envoy itself does when memory ends
+  }
+  if (pieces > 0 && !CB(http_get_body_chunks)(envoy, BODY_KIND(ReceivedRequestBody), chunks)) {
+    pieces = 0;
+  }
+  WITH_TAPE(tape)
+  const int action =
+      shuntRequest(envoy, s->config, route_of(envoy), &s->ref, headers, count, chunks, pieces, &tape);
+  if (headers != memory) {
+    free(headers);
+  }
+  if (chunks != on_stack) {
+    free(chunks);
+  }
+  if (action == SHUNT_WAIT) {
+    raise_buffer_limit(envoy, tape.limit); // Envoy is about to buffer the body
+  }
+  s->same_hook = true;
+  apply(envoy, s, &tape, action, KIND(RequestHeader));
+  s->same_hook = false;
+  tape_free(&tape);
+  return action;
+}
+
 envoy_dynamic_module_type_on_http_filter_request_body_status envoy_dynamic_module_on_http_filter_request_body(
     envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
     bool end_of_stream) {
   stream_t* s = (stream_t*)module;
+  if (s->state == STATE_HEADERS) {
+    const int action = end_of_stream ? whole_request(envoy, s) : late_headers(envoy, s);
+    if (end_of_stream || action == SHUNT_CONTINUE || action == SHUNT_REPLY) {
+      return body_status(action);
+    }
+  }
   switch (s->state) {
   case STATE_BODY:
     break;
@@ -419,19 +570,15 @@ envoy_dynamic_module_type_on_http_filter_request_body_status envoy_dynamic_modul
   const int action = s->body > s->limit ? shuntTooLarge(s->ref, &tape) : whole_body(envoy, s, true, &tape);
   apply(envoy, s, &tape, action, KIND(RequestHeader));
   tape_free(&tape);
-  switch (action) {
-  case SHUNT_CONTINUE:
-    return BODY(Continue);
-  case SHUNT_REPLY:
-    return BODY(StopIterationNoBuffer);
-  default:
-    return BODY(StopIterationAndBuffer);
-  }
+  return body_status(action);
 }
 
 envoy_dynamic_module_type_on_http_filter_request_trailers_status envoy_dynamic_module_on_http_filter_request_trailers(
     envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module) {
   stream_t* s = (stream_t*)module;
+  if (s->state == STATE_HEADERS) { // no body came after all
+    late_headers(envoy, s);
+  }
   if (s->state == STATE_REPLIED) {
     return TRAILERS(StopIteration);
   }
@@ -517,11 +664,10 @@ envoy_dynamic_module_type_on_http_filter_response_headers_status envoy_dynamic_m
     envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
     bool end_of_stream) {
   stream_t* s = (stream_t*)module;
-  const envoy_dynamic_module_type_module_buffer none = {NULL, 0};
   if (s->state == STATE_REPLIED) {
     return envoy_dynamic_module_type_on_http_filter_response_headers_status_Continue; // Envoy 1.38 shows us our own
   }
-  CB(http_set_header)(envoy, KIND(ResponseHeader), LITERAL(DROP_REASON_HEADER), none); // the header is ours
+  remove_header(envoy, KIND(ResponseHeader), LITERAL(DROP_REASON_HEADER)); // the header is ours
   record_t r;
   for (const uint8_t *at = s->response, *end = at + s->response_length; at != NULL && tape_next(&at, end, &r);) {
     CB(http_set_header)(envoy, KIND(ResponseHeader), r.key, r.value);
@@ -545,8 +691,7 @@ envoy_dynamic_module_type_on_http_filter_response_body_status envoy_dynamic_modu
 
 envoy_dynamic_module_type_on_http_filter_response_trailers_status envoy_dynamic_module_on_http_filter_response_trailers(
     envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module) {
-  const envoy_dynamic_module_type_module_buffer none = {NULL, 0};
-  CB(http_set_header)(envoy, KIND(ResponseTrailer), LITERAL(DROP_REASON_HEADER), none);
+  remove_header(envoy, KIND(ResponseTrailer), LITERAL(DROP_REASON_HEADER));
   ((stream_t*)module)->complete = true;
   return envoy_dynamic_module_type_on_http_filter_response_trailers_status_Continue;
 }

@@ -14,10 +14,10 @@ import (
 	"github.com/shuntproxy/shunt/filter"
 )
 
-// record writes a verdict to a tape and returns its action. The order of the
+// record appends a verdict to a tape and returns its action. The order of the
 // records is that in which a verdict is applied.
 func record(v *filter.Verdict, tape *C.shunt_tape) C.int {
-	t := recorder{tape: tape, at: unsafe.Slice((*byte)(unsafe.Pointer(tape.data)), tape.cap)[:0]}
+	t := recorder{tape: tape, at: unsafe.Slice((*byte)(unsafe.Pointer(tape.data)), tape.cap)[:tape.len]}
 	for _, name := range v.Remove {
 		t.text(C.SHUNT_OP_REMOVE, name, "")
 	}
