@@ -497,6 +497,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.Control().ServeHTTP(w, r)
 	case s.isMetrics(path):
 		s.serveMetrics(w, r)
+	case path == "/metrics" && s.cfg.Engine == "xllm":
+		http.Error(w, "[E1002]Fail to find method on `/metrics'", http.StatusNotFound) // brpc's
 	case path == "/metrics" && s.cfg.Engine == "trtllm":
 		// Statistics of iterations, and usually none: who reads them takes them away.
 		w.Header().Set("Content-Type", "application/json")

@@ -1,0 +1,206 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shuntproxy/shunt/internal/sim"
+)
+
+// fourEngines are one of each kind, that all serve model m.
+type fourEngines struct {
+	names   []string
+	servers []*sim.Server
+}
+
+// startFour starts one engine of each kind, with what makes its page hard to
+// read: ranks, a sidecar's copies, priorities, gzip, labels that say
+// "undefined", processes that ended, and no labels at all.
+func startFour(t *testing.T) fourEngines {
+	t.Helper()
+	four := fourEngines{names: []string{"vllm", "sglang", "trtllm", "xllm"}}
+	for i, q := range []sim.Quirks{
+		{Ranks: 2, Sidecar: true, TwoTypes: true},
+		{Ranks: 2, TPRanks: 2, Priority: true},
+		{Undefined: true, DeadPIDs: 1},
+		{Cut: true},
+	} {
+		four.servers = append(four.servers, startEngine(t, sim.Config{Engine: four.names[i], Quirks: q}))
+	}
+	return four
+}
+
+// pools is shunt's pools, with each engine under its label.
+func (f fourEngines) pools() string {
+	type entry struct {
+		Address string            `json:"address"`
+		Labels  map[string]string `json:"labels"`
+	}
+	var list []entry
+	for i, e := range f.servers {
+		_, port, _ := net.SplitHostPort(e.Addr())
+		list = append(list, entry{e.Addr(), map[string]string{
+			"model.aibrix.ai/name": "m", "model.aibrix.ai/engine": f.names[i], "model.aibrix.ai/metric-port": port,
+		}})
+	}
+	text, _ := json.Marshal(list) // of strings
+	return "pools: {default: {static: " + string(text) + "}}\n"
+}
+
+// reads waits until a status shows an engine's load. Real requests use a little
+// of the KV cache too.
+func (w *world) reads(t *testing.T, e *sim.Server, l sim.Load) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%s shows %+v", e.Config().Engine, l), func() string {
+		p := endpoint(w.status(t), e)
+		if p == nil || p.Running == nil || p.Waiting == nil || p.KV == nil {
+			return fmt.Sprintf("%+v", p)
+		}
+		if *p.Running != float64(l.Running) || *p.Waiting != float64(l.Waiting) || math.Abs(*p.KV-l.KVUsage) > 0.01 {
+			return fmt.Sprint(*p.Running, *p.Waiting, *p.KV)
+		}
+		return ""
+	})
+}
+
+// pickedBy sends requests and counts them by the engine that served.
+func (w *world) pickedBy(t *testing.T, n int) map[string]int {
+	t.Helper()
+	got := map[string]int{}
+	for range n {
+		r := w.must(t, w.h1, call{body: strings.NewReader(chat), header: header("x-shunt-explain", "1")})
+		if r.status != 200 {
+			t.Fatalf("%v", r)
+		}
+		got[r.header.Get("X-Shunt-Endpoint")]++
+	}
+	return got
+}
+
+// TestFourEnginesSideBySide: one policy over all engines, each read through its
+// own names, path and quirks; and a page that says nothing never makes its
+// engine the emptiest.
+func TestFourEnginesSideBySide(t *testing.T) {
+	eachDoor(t, func(t *testing.T, d door) {
+		four := startFour(t)
+		w := start(t, d, setup{
+			engines: 1, pools: four.pools(),
+			config: "policy: least-kv-cache\nscrape: {interval: 50ms, timeout: 500ms, staleAfter: 600ms, maxBytes: 1MiB}\n",
+		})
+		load := func(least int) []sim.Load {
+			var loads []sim.Load
+			for i, e := range four.servers {
+				l := sim.Load{Running: 10 + i, Waiting: 4 + i, KVUsage: 0.5 + 0.1*float64(i)}
+				if i == least {
+					l.KVUsage = 0.1
+				}
+				e.SetLoad(l)
+				loads = append(loads, l)
+			}
+			return loads
+		}
+		for least, e := range four.servers {
+			t.Run("emptiest is "+four.names[least], func(t *testing.T) {
+				for i, l := range load(least) {
+					w.reads(t, four.servers[i], l)
+				}
+				if got := w.pickedBy(t, 20); got[e.Addr()] != 20 {
+					t.Errorf("picks %v, want all at %s", got, e.Addr())
+				}
+			})
+		}
+
+		// The emptiest one's page goes wrong in each way there is.
+		for name, fault := range map[string]sim.MetricsFault{
+			"404": {Kind: sim.MetricsStatus, Status: 404}, "503": {Kind: sim.MetricsStatus, Status: 503}, "empty": {Kind: sim.MetricsEmpty},
+			"garbage": {Kind: sim.MetricsGarbage}, "JSON": {Kind: sim.MetricsJSON}, "late": {Kind: sim.MetricsSlow, Delay: sim.Duration(time.Minute)},
+			"huge": {Kind: sim.MetricsHuge, Bytes: 4 << 20}, "reset": {Kind: sim.MetricsReset},
+		} {
+			t.Run(name, func(t *testing.T) {
+				for broken, e := range four.servers {
+					for i, l := range load(broken) {
+						w.reads(t, four.servers[i], l)
+					}
+					if err := e.SetMetricsFault(fault); err != nil {
+						t.Fatal(err)
+					}
+					w.blind(t, e)
+					want := 0 // the emptiest that can be read
+					if broken == 0 {
+						want = 1
+					}
+					if got := w.pickedBy(t, 5); got[four.servers[want].Addr()] != 5 {
+						t.Errorf("%s without a page: picks %v, want all at %s", four.names[broken], got, four.servers[want].Addr())
+					}
+					if err := e.SetMetricsFault(sim.MetricsFault{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+		}
+
+		// A renamed family loses its value and no other.
+		t.Run("renamed", func(t *testing.T) {
+			for broken, family := range []string{"vllm:kv_cache_usage_perc", "sglang:token_usage", "trtllm_kv_cache_utilization", "kv_cache_utilization_perc"} {
+				load(broken)
+				e := four.servers[broken]
+				if err := e.SetQuirks(sim.Quirks{Rename: map[string]string{family: "other"}}); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, four.names[broken]+" has no KV usage, and the rest", func() string {
+					p := endpoint(w.status(t), e)
+					if p.KV == nil && p.Running != nil && p.Waiting != nil {
+						return ""
+					}
+					return fmt.Sprintf("%+v", p)
+				})
+				if got := w.pickedBy(t, 5)[e.Addr()]; got != 0 {
+					t.Errorf("%s was picked %d times by a reading that it has not", four.names[broken], got)
+				}
+				if err := e.SetQuirks(sim.Quirks{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	})
+}
+
+// blind waits until an engine has no reading left.
+func (w *world) blind(t *testing.T, e *sim.Server) {
+	t.Helper()
+	eventually(t, e.Config().Engine+" has no reading", func() string {
+		if p := endpoint(w.status(t), e); p == nil || p.KV != nil || p.Running != nil || p.Waiting != nil {
+			return fmt.Sprintf("%+v", p)
+		}
+		return ""
+	})
+}
+
+// TestSidecarCopiesChangeNothing: the AIBrix runtime's aibrix: series beside
+// the engine's own leave every reading as it is.
+func TestSidecarCopiesChangeNothing(t *testing.T) {
+	eachDoor(t, func(t *testing.T, d door) {
+		w := start(t, d, setup{engines: 2, config: "scrape: {interval: 50ms}\n"})
+		load := sim.Load{Running: 6, Waiting: 3, KVUsage: 0.5}
+		for _, e := range w.engines {
+			e.SetLoad(load)
+			w.reads(t, e, load)
+		}
+		if err := w.engines[0].SetQuirks(sim.Quirks{Sidecar: true, Ranks: 2}); err != nil {
+			t.Fatal(err)
+		}
+		scrapes := w.engines[0].Counters().Scrapes
+		wait(t, w.engines[0], func(c sim.Counters) bool { return c.Scrapes > scrapes+2 })
+		for _, e := range w.engines {
+			p := endpoint(w.status(t), e)
+			if p.Running == nil || *p.Running != 6 || *p.Waiting != 3 || math.Abs(*p.KV-0.5) > 0.01 || p.State != "ready" {
+				t.Errorf("%+v", p)
+			}
+		}
+	})
+}
