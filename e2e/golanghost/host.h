@@ -110,7 +110,7 @@ void plugin_leave(void);
 // more than blocked_ms a misuse; 0 turns either off.
 void overseer_start(plugin_t* p, unsigned gc_ms, unsigned blocked_ms);
 
-// ---- stream.c ----
+// ---- stream.c, hooks.c ----
 
 typedef struct body {
   struct body* next;
@@ -198,13 +198,31 @@ static inline bool state_processing(const state_t* s) {
 }
 const char* state_name(const state_t* s);
 const char* status_name(int status);
-void request_free(request_t* r);
+const char* side_name(const state_t* s);
+
+// What the plugin may see.
+void load_map(request_t* r, headers_t* into, envoy_dynamic_module_type_http_header_type kind);
 void drop_headers(state_t* s);
-void release(state_t* s);
+void raw_free(raw_t* raw);
 bool has_doing(const state_t* s, uint64_t handle);
+void clear_doing(state_t* s);
+void release(state_t* s);
+
+// Into Go; they return whether the iteration goes on.
+void into_go(request_t* r, const char* what);
 bool run_headers(state_t* s, bool end_stream);
 bool run_data(state_t* s, bytes_t* data, bool end_stream);
+bool run_trailers(state_t* s);
 void continue_from_go(state_t* s, int status);
+
+// Bodies: the data buffer of a state, and what Envoy has.
+envoy_dynamic_module_type_http_body_type received_body(const state_t* s);
+envoy_dynamic_module_type_http_body_type buffered_body(const state_t* s);
+bool no_data(const state_t* s);
+void take_body(request_t* r, bytes_t* into, envoy_dynamic_module_type_http_body_type type);
+bytes_t take_waiting(state_t* s);
+void give_body(state_t* s, envoy_dynamic_module_type_http_body_type type);
+bool too_large(state_t* s, size_t size);
 
 // ---- reply.c ----
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -82,19 +83,13 @@ func run(name string, args ...string) (string, error) {
 	cmd.Dir = root
 	out, err := cmd.Output()
 	if err != nil {
-		var stderr string
-		if e := (*exec.ExitError)(nil); asExit(err, &e) {
-			stderr = string(e.Stderr)
+		var stderr []byte
+		if e, ok := errors.AsType[*exec.ExitError](err); ok {
+			stderr = e.Stderr
 		}
 		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, stderr)
 	}
 	return strings.TrimSpace(string(out)), nil
-}
-
-func asExit(err error, into **exec.ExitError) bool {
-	e, ok := err.(*exec.ExitError)
-	*into = e
-	return ok
 }
 
 // folder is where the module cache has a package.

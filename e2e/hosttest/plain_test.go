@@ -177,7 +177,7 @@ func granter(t *testing.T, socket string) {
 // shadow of one ("ThreadSanitizer failed to allocate"), or can't say where a race is ("failed to restore address").
 const raceAddress = "-ldflags=-extldflags=-Wl,-Ttext-segment=0x4000000000"
 
-// The race-built modules: both doors of shunt, and the plugin of these tests. None can run so in Envoy.
+// The race-built modules: both doors of shunt, and the plugin of these tests.
 func TestRaceDetector(t *testing.T) {
 	dir := t.TempDir()
 	host := filepath.Join(dir, "plainhost")
@@ -212,6 +212,20 @@ func TestRaceDetector(t *testing.T) {
 		if out, err := p.run(t); err == nil || !strings.Contains(out, "DATA RACE") || !strings.Contains(out, "wrong.go") {
 			t.Errorf("a race is not reported: %v\n%s", err, tail(out))
 		}
+	})
+
+	t.Run("in Envoy", func(t *testing.T) { // thanks to raceAddress that works too
+		library := build(t, "build/misuse")
+		r := setup{name: "c", workers: 2, settings: map[string]any{"library_path": library, "gc_interval_ms": 0}}.start(t)
+		for range 20 {
+			seen(200, "ab", "2 in 1")(t, r.do(t, call{do: "async-data", body: pieces("a", "b")}))
+			replied(503, "later", "503 reply-async", nil)(t, r.do(t, call{do: "reply-async"}))
+		}
+		if strings.Contains(strings.Join(r.Log(), "\n"), "DATA RACE") {
+			t.Error("a race")
+		}
+		_ = r.do(t, call{do: "race"})
+		r.waitLog(t, "DATA RACE")
 	})
 
 	const waits = "x-shunt-test=none,none,wait-1ms,wait-5ms,wait-10m"

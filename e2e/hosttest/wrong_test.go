@@ -49,7 +49,11 @@ func TestWrong(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.call.do, func(t *testing.T) {
 			t.Parallel()
-			r := setup{name: "c", settings: map[string]any{"gc_interval_ms": 5, "blocked_ms": 500}}.start(t)
+			settings := map[string]any{"gc_interval_ms": 5}
+			if strings.Contains(tt.want, "blocked") {
+				settings["blocked_ms"] = 500
+			}
+			r := setup{name: "c", settings: settings}.start(t)
 			r.dies = true
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
