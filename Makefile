@@ -10,6 +10,11 @@ LDFLAGS := -s -w -X github.com/shuntproxy/shunt/filter.Version=$(VERSION)
 MODULE  := go build -trimpath -buildmode=c-shared -ldflags="$(LDFLAGS)"
 STATIC  := CGO_ENABLED=0 go build -trimpath -ldflags="$(LDFLAGS)"
 
+# The module that hosts the contrib door in a stock Envoy, for tests.
+API_PKG  := github.com/envoyproxy/envoy/contrib/golang/common/go/api
+HOST     := $(OUT)/libgolanghost.so
+HOST_SRC := $(wildcard e2e/golanghost/*.c e2e/golanghost/*.h)
+
 ABI_PKG := github.com/envoyproxy/envoy/source/extensions/dynamic_modules/abi
 ABI     := filter/dynmod/abi.h
 
@@ -34,6 +39,11 @@ build: $(ABI) ## libshunt.so, libshunt_contrib.so, shunt and enginesim, in build
 	$(STATIC) -o $(OUT)/enginesim ./cmd/enginesim
 	@rm -f $(OUT)/*.h
 
+$(HOST): $(HOST_SRC) $(ABI)
+	@mkdir -p $(OUT)
+	@abi=$$(go list -f '{{.Dir}}' $(ABI_PKG)) && api=$$(go list -f '{{.Dir}}' $(API_PKG)) && test -n "$$abi" && test -n "$$api" && \
+	$(CC) -std=c11 -Wall -Wextra -Werror -O1 -g -fvisibility=hidden -pthread -fPIC -shared -I"$$abi" -I"$$api" -o $@ e2e/golanghost/*.c -ldl
+
 $(LINT):
 	@mkdir -p $(CACHE)/bin
 	GOBIN=$(CURDIR)/$(CACHE)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
@@ -50,17 +60,26 @@ lint: $(ABI) $(LINT) ## golangci-lint: the import rules of the layout, and more
 
 .PHONY: unit
 unit: $(ABI) ## unit tests, with -race
-	go test -race $$(go list ./... | grep -v '/e2e$$')
+	go test -race $$(go list ./... | grep -vE '/e2e$$|/e2e/hosttest$$')
 	go test -race -tags shunttest ./filter
 
-# The module of the e2e suite can be told to panic and to wait.
+# The modules of the e2e suite can be told to panic and to wait.
+E2E_MODULE := go build -trimpath -buildmode=c-shared -tags shunttest -ldflags="$(LDFLAGS)"
 .PHONY: e2e
-e2e: build ## the e2e suite in a real Envoy (ENVOY, PATH, else PyPI's 1.39.3)
-	go build -trimpath -buildmode=c-shared -tags shunttest -ldflags="$(LDFLAGS)" -o $(OUT)/e2e/libshunt.so ./build/libshunt
-	go test -race -count=1 -timeout 20m ./e2e -modules $(CURDIR)/$(OUT)/e2e $(E2EFLAGS)
+e2e: build $(HOST) ## the e2e suite in a real Envoy (ENVOY, PATH, else PyPI's 1.39.3), through both doors
+	@mkdir -p $(OUT)/e2e
+	$(E2E_MODULE) -o $(OUT)/e2e/libshunt.so ./build/libshunt
+	$(E2E_MODULE) -o $(OUT)/e2e/libshunt_contrib.so ./build/libshunt_contrib
+	@cp $(HOST) $(OUT)/e2e/
+	go test -race -count=1 -timeout 30m ./e2e -modules $(CURDIR)/$(OUT)/e2e $(E2EFLAGS)
+
+.PHONY: e2e-host
+e2e-host: build $(HOST) ## the contrib door's host against misuse, sanitizers and contrib's sources; the compose demo
+	go test -count=1 -timeout 20m ./e2e/hosttest
+	go test -race -count=1 ./e2e/compose -out $(CURDIR)/$(OUT)
 
 .PHONY: test
-test: vet lint unit e2e ## everything: vet, lint, unit tests with -race, e2e in a real Envoy
+test: vet lint unit e2e e2e-host ## everything: vet, lint, unit tests with -race, e2e in a real Envoy
 
 .PHONY: test-matrix
 test-matrix: build ## the e2e suite on Envoy 1.38, 1.39 and 1.40
