@@ -126,30 +126,20 @@ static void reply_header(reply_t* reply, envoy_dynamic_module_type_module_buffer
 }
 
 // send_reply ends the stream. Envoy may run other hooks of it before this
-// returns, so the caller touches nothing after.
+// returns, so the caller touches nothing after. For a gRPC request Envoy makes
+// a trailers-only response of it, with the body as grpc-message and status 0,
+// success, unless we name one.
 static void send_reply(envoy_t envoy, reply_t* reply) {
-  if (reply->grpc == 0) {
-    CB(http_send_response)(envoy, reply->status, reply->headers, reply->header_count, reply->body, reply->details);
-    return;
-  }
-  // Envoy's plain local reply would say grpc-status 0, success: a trailers-only
-  // response is made by hand.
   char code[4];
-  int digits = 0;
+  size_t digits = 0;
   if (reply->grpc >= 10) {
     code[digits++] = (char)('0' + reply->grpc / 10);
   }
   code[digits++] = (char)('0' + reply->grpc % 10);
-  reply_t grpc = {0};
-  reply_header(&grpc, LITERAL(":status"), LITERAL("200"));
-  reply_header(&grpc, LITERAL("content-type"), LITERAL("application/grpc"));
-  reply_header(&grpc, LITERAL("grpc-status"), (envoy_dynamic_module_type_module_buffer){code, (size_t)digits});
-  reply_header(&grpc, LITERAL("grpc-message"), reply->body);
-  for (size_t i = 0; i < reply->header_count; i++) {
-    reply_header(&grpc, (envoy_dynamic_module_type_module_buffer){reply->headers[i].key_ptr, reply->headers[i].key_length},
-                 (envoy_dynamic_module_type_module_buffer){reply->headers[i].value_ptr, reply->headers[i].value_length});
+  if (reply->grpc != 0) {
+    reply_header(reply, LITERAL("grpc-status"), (envoy_dynamic_module_type_module_buffer){code, digits});
   }
-  CB(http_send_response_headers)(envoy, grpc.headers, grpc.header_count, true);
+  CB(http_send_response)(envoy, reply->status, reply->headers, reply->header_count, reply->body, reply->details);
 }
 
 static void keep_for_response(stream_t* s, const record_t* r) {
