@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,7 +19,12 @@ import (
 	"github.com/shuntproxy/shunt/internal/pool"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "-serve-sample" {
+		serveSample(os.Args[2])
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // engine is a simulated engine in memory. Fields are set between two waits of
 // the bubble, and under mu because its handlers run meanwhile.
@@ -184,7 +190,7 @@ func (w *world) targets(edit ...func(*pool.Target)) {
 // settle waits until all is quiet, and what is published late is out.
 func (w *world) settle() {
 	synctest.Wait()
-	w.pass(2 * publishGap)
+	w.pass(readingsGap + publishGap)
 }
 
 // pass lets fake time pass.

@@ -121,11 +121,11 @@ func fill(v *pool.Values, r *reading, h *history) {
 		from metric
 	}{{pool.TimeToFirstTokenP95, timeToFirstToken}, {pool.InterTokenLatencyP95, interTokenLatency}} {
 		if d := r.of(c.from); d != nil {
-			recent := math.NaN()
+			p95 := d.percentile(0.95)
 			if h != nil {
-				recent = h.percentile(c.from, 0.95)
+				p95 = h.percentile(c.from, 0.95)
 			}
-			setKnown(v, c.to, recent, d.percentile(0.95))
+			setKnown(v, c.to, p95)
 		}
 	}
 	recent := math.NaN()

@@ -73,6 +73,12 @@ func TestFetchPage(t *testing.T) {
 			_, _ = z.Write([]byte(goodPage))
 			_ = z.Close()
 		}, ScrapeOK, "", true},
+		{"gzip of much", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			z := gzip.NewWriter(w)
+			_, _ = z.Write([]byte(goodPage + strings.Repeat("x", 1<<20)))
+			_ = z.Close()
+		}, ScrapeTooLarge, "the page is larger than maxBytes (1000 bytes), the rest was not read", true},
 		{"bad gzip", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip")
 			_, _ = w.Write([]byte(goodPage))

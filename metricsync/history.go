@@ -2,6 +2,7 @@ package metricsync
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
@@ -35,6 +36,7 @@ type history struct {
 	points [historyPoints]point // ring; at is the newest, n how many
 	at, n  int
 	start  float64 // of the engine's process, 0 for unknown
+	blank  bool    // now has no buckets, those before a reset being useless
 	now    point   // the newest page
 }
 
@@ -53,7 +55,8 @@ type point struct {
 // anew, is a reset: then the window begins anew. What the counters gained since
 // the engine's start is not taken for a gain, since one of several ranks may have
 // restarted while the sum of all is large.
-func (h *history) observe(r *reading, taken time.Time) {
+// buckets is false where the page's were passed over.
+func (h *history) observe(r *reading, buckets bool, taken time.Time) {
 	next := &h.now
 	reset := false
 	for i, m := range trackedCounters {
@@ -68,17 +71,9 @@ func (h *history) observe(r *reading, taken time.Time) {
 		before := next.counts[i]
 		next.sums[i], next.counts[i] = math.NaN(), math.NaN()
 		d := r.of(m)
-		if d == nil || d.recorder {
-			if i < trackedBuckets {
-				next.bounds[i], next.buckets[i] = nil, next.buckets[i][:0]
-			}
-			continue
-		}
-		next.sums[i], next.counts[i] = d.sum, d.count
-		reset = reset || d.count < before
-		if i < trackedBuckets {
-			next.bounds[i] = d.bounds
-			next.buckets[i] = append(next.buckets[i][:0], d.counts...)
+		if d != nil && !d.recorder {
+			next.sums[i], next.counts[i] = d.sum, d.count
+			reset = reset || d.count < before
 		}
 	}
 	if start, ok := r.get(processStart); ok {
@@ -89,8 +84,28 @@ func (h *history) observe(r *reading, taken time.Time) {
 	if reset {
 		h.n = 0
 	}
+	if buckets || reset {
+		h.observeBuckets(r)
+		h.blank = !buckets
+	}
 	if h.n == 0 || taken.Sub(h.points[h.at].taken) >= historyStep {
 		h.keep()
+	}
+}
+
+// due reports whether the next page's buckets are wanted: they are as many as all
+// else together, and of the percentiles of a minute nobody asks more often.
+func (h *history) due(now time.Time) bool {
+	return h.n == 0 || h.blank || now.Sub(h.points[h.at].taken) >= historyStep
+}
+
+func (h *history) observeBuckets(r *reading) {
+	for i, m := range trackedHistograms[:trackedBuckets] {
+		h.now.bounds[i], h.now.buckets[i] = nil, h.now.buckets[i][:0]
+		if d := r.of(m); d != nil && !d.recorder {
+			h.now.bounds[i] = d.bounds
+			h.now.buckets[i] = append(h.now.buckets[i], d.counts...)
+		}
 	}
 }
 
@@ -152,26 +167,24 @@ func (h *history) mean(m metric) float64 {
 }
 
 // percentile returns distribution.percentile of the observations within the
-// window, NaN if there was none.
+// window, or of all time where it had none; NaN where there never was one.
 func (h *history) percentile(m metric, q float64) float64 {
-	base := h.base()
 	i := trackedAt(trackedHistograms[:], m)
-	if base == nil || i < 0 || i >= trackedBuckets || len(h.now.buckets[i]) != len(base.buckets[i]) {
+	if i < 0 || i >= trackedBuckets || len(h.now.buckets[i]) == 0 {
 		return math.NaN()
 	}
-	n := h.now.counts[i] - base.counts[i]
-	if !(n > 0) {
-		return math.NaN()
-	}
+	all, bounds := h.now.buckets[i], h.now.bounds[i]
 	var room [64]float64
 	counts := room[:0]
-	for j, c := range h.now.buckets[i] {
-		if h.now.bounds[i][j] != base.bounds[i][j] {
-			return math.NaN()
+	if base := h.base(); base != nil && slices.Equal(base.bounds[i], bounds) {
+		for j, c := range all {
+			counts = append(counts, c-base.buckets[i][j])
 		}
-		counts = append(counts, c-base.buckets[i][j])
 	}
-	return percentile(h.now.bounds[i], counts, n, q)
+	if n := len(counts); n == 0 || !(counts[n-1] > 0) {
+		counts = all
+	}
+	return percentile(bounds, counts, counts[len(counts)-1], q)
 }
 
 // hitRate returns the share of looked up tokens that were in the prefix cache,

@@ -149,6 +149,8 @@ func (l *scraper) scrape(ctx context.Context) (out *scrape) {
 	if !ok {
 		p = newParser(l.table)
 	}
+	buckets := l.history.due(start)
+	p.noBuckets = !buckets
 	for range l.table.paths {
 		f.path = l.table.paths[l.path]
 		*out = f.page(ctx, p)
@@ -160,7 +162,7 @@ func (l *scraper) scrape(ctx context.Context) (out *scrape) {
 	switch out.reason {
 	case ScrapeOK:
 		l.adapters = p.reading.adapters(l.adapters)
-		l.history.observe(&p.reading, out.taken)
+		l.history.observe(&p.reading, buckets, out.taken)
 		out.metrics = p.columns(&l.history, l.adapters, out.taken)
 		out.asleep, out.adapters = p.reading.asleep(), l.adapters
 	case ScrapeTimeout:

@@ -1,16 +1,12 @@
 package metricsync
 
 import (
-	"bytes"
-	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"os"
+	"runtime"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -98,7 +94,9 @@ func TestOverRealSockets(t *testing.T) {
 	})
 }
 
-// TestChurn changes the set all the time while readers look at it.
+// TestChurn changes the set a hundred times a second of the pool's time, and more
+// often than that, while readers look at it: endpoints come, go and change their
+// labels, engines and ports.
 func TestChurn(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(goodPage)) }))
 	t.Cleanup(srv.Close)
@@ -126,6 +124,9 @@ func TestChurn(t *testing.T) {
 					t.Errorf("lost the endpoint that stays, or went back from %d to %d", last, snap.Seq)
 					return
 				}
+				for i := range snap.Endpoints {
+					_ = snap.Readings(pool.KVCacheUsagePerc, snap.Built).Known(int32(i))
+				}
 				last = snap.Seq
 				s.ModelMissing("x")
 				h.Report(pool.Fault{Live: live, Kind: pool.FaultConnect})
@@ -135,14 +136,21 @@ func TestChurn(t *testing.T) {
 			}
 		})
 	}
+	before := runtime.NumGoroutine()
 	dead := refused(t).Port()
+	engines := []pool.Engine{pool.EngineVLLM, pool.EngineSGLang, pool.EngineUnknown}
 	for round := range 300 {
 		set := []pool.Target{stays}
-		set[0].Model = fmt.Sprint("m", round%3)
+		set[0].Model, set[0].Pod = fmt.Sprint("m", round%3), fmt.Sprint("pod", round%2)
 		for i := range 10 {
 			other := stays
 			other.Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 1, byte(1 + (round+i)%20)}), dead)
 			other.MetricPort, other.Model = dead, "m"
+			other.Engine, other.Incarnation = engines[round%3], fmt.Sprint(round/7)
+			if i%2 == 0 { // answers
+				other.Addr = netip.AddrPortFrom(other.Addr.Addr(), stays.Addr.Port())
+				other.MetricPort = stays.MetricPort
+			}
 			set = append(set, other)
 		}
 		s.SetTargets("static", set, Complete)
@@ -151,83 +159,17 @@ func TestChurn(t *testing.T) {
 			await(t, published, "another round", func(s *pool.Snapshot) bool { return len(s.Endpoints) == 11 })
 		}
 	}
-	close(stop)
-	readers.Wait()
 	s.SetTargets("static", []pool.Target{stays}, Complete)
 	await(t, published, "only the one that stays, ready", func(s *pool.Snapshot) bool {
 		return len(s.Endpoints) == 1 && s.Endpoints[0].Ready && s.Endpoints[0].Live.InFlight() == 1
 	})
-}
-
-// BenchmarkSync is one round of scrapes of 1,000 endpoints, one a second each.
-// cpu-us/scrape is the whole process: our half, and a server that answers the
-// sample of vLLM with canned bytes.
-func BenchmarkSync(b *testing.B) {
-	const n = 1000
-	body, err := os.ReadFile("testdata/vllm_v1.prom")
-	if err != nil {
-		b.Fatal(err)
-	}
-	answer := append([]byte(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", len(body))), body...)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer l.Close()
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				buf := make([]byte, 4096)
-				for {
-					if k, err := c.Read(buf); err != nil || !bytes.HasSuffix(buf[:k], []byte("\r\n\r\n")) {
-						return
-					}
-					if _, err := c.Write(answer); err != nil {
-						return
-					}
-				}
-			}()
+	close(stop)
+	readers.Wait()
+	// Loops of endpoints that are gone end by themselves, not only with the Syncer.
+	for end := time.Now().Add(patience); runtime.NumGoroutine() > before; {
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
 		}
-	}()
-	s := New(Options{Name: "p", Holder: pool.NewHolder(), Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, network, l.Addr().String())
-	}}, Config{Sources: []string{"static"}, Timeout: 10 * time.Second})
-	defer s.Stop()
-	var set []pool.Target
-	for i := range n {
-		set = append(set, target(b, fmt.Sprintf("10.0.%d.%d:8000", i/250, 1+i%250)))
+		time.Sleep(time.Millisecond)
 	}
-	s.SetTargets("static", set, Complete)
-	s.Start()
-	round := func() {
-		for end := s.Stats().Scrapes[ScrapeOK] + n; s.Stats().Scrapes[ScrapeOK] < end; {
-			time.Sleep(time.Millisecond)
-		}
-	}
-	round() // connects
-	before, publish := cpu(b), s.Stats()
-	rounds := 0
-	b.ReportAllocs()
-	for b.Loop() {
-		round()
-		rounds++
-	}
-	after := s.Stats()
-	b.ReportMetric(float64((cpu(b)-before).Microseconds())/float64(after.Scrapes[ScrapeOK]-publish.Scrapes[ScrapeOK]), "cpu-us/scrape")
-	b.ReportMetric((after.PublishSeconds-publish.PublishSeconds)/b.Elapsed().Seconds(), "publish-cores")
-	b.ReportMetric(float64(after.Published-publish.Published)/b.Elapsed().Seconds(), "snapshots/s")
-}
-
-// cpu is what the process used so far.
-func cpu(b *testing.B) time.Duration {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -36,6 +36,8 @@ type parser struct {
 	missed  []byte
 	hit     []byte
 	hitWant wanted
+	script  []scripted // names in the order of the page before
+	scene   int        // of the script, expected next
 	block   []byte
 	blockID identity
 
@@ -46,12 +48,26 @@ type parser struct {
 	bucketSeries   int
 	bucketAt       int // of the layout, expected next
 
+	// noBuckets passes over the buckets of histograms, four fifths of a page.
+	noBuckets bool
+
 	sniffed   bool
 	firstByte byte // the first that is no blank
 
 	page
 	reading reading // of the page, once it is reduced
 }
+
+// scripted is one name of a page, and what it leads to. Pages have their names in
+// the same order again and again, so that one comparison finds most of them.
+type scripted struct {
+	name string
+	want wanted
+	ok   bool
+}
+
+// maxScript is the most names of a page that are remembered.
+const maxScript = 1024
 
 func newParser(t *table) *parser {
 	p := &parser{table: t}
@@ -67,7 +83,7 @@ func (p *parser) parse(r io.Reader, limit int64) (int64, error) {
 		p.buf = make([]byte, bufferSize)
 	}
 	p.missed, p.hit, p.block, p.prefix = p.missed[:0], p.hit[:0], p.block[:0], p.prefix[:0]
-	p.sniffed, p.firstByte = false, 0
+	p.sniffed, p.firstByte, p.scene = false, 0, 0
 	p.page.reset()
 	return p.read(r, limit)
 }
@@ -119,6 +135,10 @@ func (p *parser) json() bool { return p.firstByte == '[' || p.firstByte == '{' }
 
 // line looks at one line, without its newline.
 func (p *parser) line(b []byte) {
+	if len(b) > 0 && b[0] == '#' {
+		p.sniffed = true
+		return
+	}
 	if n := len(p.prefix); n > 0 && len(b) > n && string(b[:n]) == string(p.prefix) && p.sameSeries(b[n:]) {
 		return
 	}
@@ -161,14 +181,29 @@ func (p *parser) name(b []byte) (wanted, int, bool) {
 	if n := len(p.missed); n > 0 && len(b) > n && !nameByte[b[n]] && string(b[:n]) == string(p.missed) {
 		return wanted{}, 0, false
 	}
+	if p.scene < len(p.script) {
+		next := &p.script[p.scene]
+		if n := len(next.name); len(b) > n && !nameByte[b[n]] && string(b[:n]) == next.name {
+			p.scene++
+			return p.found(b[:n], next.want, next.ok)
+		}
+	}
 	n := sampleName(b)
 	w, ok := p.table.names[string(b[:n])]
-	if !ok {
-		p.missed = append(p.missed[:0], b[:n]...)
+	if p.scene < maxScript {
+		p.script = append(p.script[:p.scene], scripted{string(b[:n]), w, ok})
+		p.scene++
+	}
+	return p.found(b[:n], w, ok)
+}
+
+func (p *parser) found(name []byte, w wanted, ok bool) (wanted, int, bool) {
+	if !ok || w.part == partBucket && p.noBuckets {
+		p.missed = append(p.missed[:0], name...)
 		return w, 0, false
 	}
-	p.hit, p.hitWant = append(p.hit[:0], b[:n]...), w
-	return w, n, true
+	p.hit, p.hitWant = append(p.hit[:0], name...), w
+	return w, len(name), true
 }
 
 // sameSeries takes in the next bucket of the series before, from its bound on.

@@ -251,7 +251,7 @@ func oneScrape(t testing.TB, p *parser, r *bytes.Reader, data []byte, h *history
 	*now = now.Add(time.Second)
 	p.reading.reduce(&p.page, anyModel)
 	*a = p.reading.adapters(*a)
-	h.observe(&p.reading, *now)
+	h.observe(&p.reading, true, *now)
 	if p.columns(h, *a, *now).Empty() {
 		t.Fatal("empty")
 	}

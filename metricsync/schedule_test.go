@@ -48,6 +48,7 @@ func TestNextScrapeIsOnTheGrid(t *testing.T) {
 			spread = interval / 4
 		}
 		offset := time.Duration(phase % uint64(spread))
+		offset -= offset % (spread / slots)
 		if jitter < 0 {
 			offset = 0
 		}

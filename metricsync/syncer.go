@@ -27,7 +27,10 @@ const (
 	// publishGap is the least time between two snapshots under load. Where
 	// building one takes long the gap grows to gapPerCost times that, which
 	// bounds the writer's share of a core to 2 %, but not over maxPublishGap.
-	publishGap    = 10 * time.Millisecond
+	publishGap = 10 * time.Millisecond
+	// readingsGap bounds the gap where readings alone changed: a twentieth of the
+	// interval at which they change.
+	readingsGap   = 50 * time.Millisecond
 	gapPerCost    = 50
 	maxPublishGap = 100 * time.Millisecond
 	// missingGap is how often ModelMissing may ask the endpoints.
@@ -246,6 +249,9 @@ func (s *Syncer) turn(now time.Time) time.Duration {
 	}
 	if s.dirty || len(s.changes) > 0 {
 		gap := min(max(publishGap, gapPerCost*s.cost), maxPublishGap)
+		if !s.dirty {
+			gap = max(gap, min(s.cfg.Load().Interval/20, readingsGap))
+		}
 		if rest := s.published.Add(gap).Sub(now); rest > 0 {
 			return min(wait, rest)
 		}

@@ -289,3 +289,120 @@ func BenchmarkNewSnapshot(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkWithReadings is a snapshot in which 20 readings are new.
+func BenchmarkWithReadings(b *testing.B) {
+	for _, n := range []int{100, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			eps := make([]Endpoint, n)
+			read := &Metrics{Taken: start}
+			for m := range NumMetrics {
+				read.Set(m, 1)
+			}
+			for i := range eps {
+				eps[i] = ep(i, "model-"+fmt.Sprint(i%4))
+				eps[i].Metrics = read
+			}
+			h := NewHolder()
+			s := NewSnapshot(Input{Now: start, Complete: true, Endpoints: eps})
+			var changes []Change
+			for i := range 20 {
+				changes = append(changes, Change{int32(i * n / 20), read})
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				s = s.WithReadings(start, s.Seq+1, changes)
+				h.Publish(s)
+			}
+		})
+	}
+}
+
+// TestWithReadings compares with a snapshot made from nothing, on random changes.
+func TestWithReadings(t *testing.T) {
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		var eps []Endpoint
+		for n := range 1 + rng.IntN(8) {
+			eps = append(eps, ep(n, "a", "b"))
+		}
+		random := func(at time.Duration) *Metrics {
+			m := &Metrics{Taken: start.Add(at)}
+			for name := range NumMetrics {
+				switch rng.IntN(4) {
+				case 0:
+					m.Set(name, float64(rng.IntN(3)))
+				case 1:
+					m.Set(name, math.NaN())
+				}
+			}
+			if rng.IntN(6) == 0 {
+				m.Models = []ModelMetrics{{Model: "b"}}
+				m.Models[0].Set(KVCacheUsagePerc, 9)
+			}
+			return m
+		}
+		s := NewSnapshot(Input{Now: start, StaleAfter: 5 * time.Second, Endpoints: slices.Clone(eps)})
+		for round := range 6 {
+			now := start.Add(time.Duration(round+1) * time.Second)
+			var changes []Change
+			for range rng.IntN(4) {
+				c := Change{int32(rng.IntN(len(eps))), random(time.Duration(rng.IntN(8)) * time.Second)}
+				changes = append(changes, c)
+				eps[c.Index].Metrics = c.Metrics
+			}
+			before := *s
+			s = s.WithReadings(now, uint64(round), changes)
+			want := NewSnapshot(Input{Now: now, Seq: uint64(round), StaleAfter: 5 * time.Second, Endpoints: slices.Clone(eps)})
+			if s.Seq != want.Seq || s.Built != want.Built || before.Endpoints[0].Live != s.Endpoints[0].Live {
+				t.Fatalf("seed %d: %+v", seed, s)
+			}
+			for _, age := range []time.Duration{0, 3 * time.Second, 20 * time.Second} {
+				for m := range NumMetrics {
+					for i := range eps {
+						for _, model := range []string{"a", "b"} {
+							g, w := s.ReadingsFor(model, m, now.Add(age)), want.ReadingsFor(model, m, now.Add(age))
+							gv, gok := g.At(int32(i))
+							wv, wok := w.At(int32(i))
+							if gok != wok || gok && gv != wv || g.Known(int32(i)) != w.Known(int32(i)) || gok != (g.Known(int32(i)) == Fresh) {
+								t.Fatalf("seed %d, round %d, %v of %d for %s: %v %v, want %v %v", seed, round, m, i, model, gv, g.Known(int32(i)), wv, w.Known(int32(i)))
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestFourThings: absent, not a number, stale and zero are four things.
+func TestFourThings(t *testing.T) {
+	m := &Metrics{Taken: start}
+	m.Set(NumRequestsRunning, 0)
+	m.Set(KVCacheUsagePerc, math.NaN())
+	m.Models = []ModelMetrics{{Model: "lora"}}
+	m.Models[0].Set(NumRequestsRunning, 7)
+	e := ep(1, "a", "lora")
+	e.Metrics = m
+	s := NewSnapshot(Input{Now: start, StaleAfter: time.Second, Endpoints: []Endpoint{e}})
+	for _, c := range []struct {
+		metric Metric
+		age    time.Duration
+		model  string
+		want   Known
+		value  float64
+	}{
+		{NumRequestsRunning, 0, "a", Fresh, 0},
+		{NumRequestsRunning, 2 * time.Second, "a", Stale, 0},
+		{NumRequestsRunning, 0, "lora", Fresh, 7},
+		{NumRequestsWaiting, 0, "a", Absent, 0},
+		{KVCacheUsagePerc, 0, "a", NotNumber, 0},
+		{KVCacheUsagePerc, 0, "lora", NotNumber, 0},
+	} {
+		r := s.ReadingsFor(c.model, c.metric, start.Add(c.age))
+		v, ok := r.At(0)
+		if r.Known(0) != c.want || ok != (c.want == Fresh) || ok && v != c.value {
+			t.Errorf("%+v: %v, %v, %v", c, r.Known(0), v, ok)
+		}
+	}
+}
