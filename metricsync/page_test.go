@@ -271,10 +271,12 @@ func BenchmarkParse(b *testing.B) {
 			var a adapters
 			now := time.Now()
 			b.SetBytes(int64(len(data)))
+			used := cpu(b)
 			b.ReportAllocs()
 			for b.Loop() {
 				oneScrape(b, p, r, data, &h, &a, &now)
 			}
+			b.ReportMetric(float64((cpu(b)-used).Nanoseconds())/1e3/float64(b.N), "cpu-us/op")
 		})
 	}
 }
