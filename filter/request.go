@@ -52,7 +52,6 @@ type Request struct {
 	model   string // "" for a request without a model
 	size    int64  // of the body, while it waits
 	live    *pool.Live
-	began   time.Time
 	decided time.Time
 	waited  time.Duration
 	grpc    bool

@@ -20,7 +20,6 @@ type message struct {
 	head  []byte // start line and headers as far as they came
 	left  int    // bytes of body, or of the present chunk with its CRLF, still to come
 	state messageState
-	size  int    // the chunk size read so far
 	line  []byte // the chunk size line, or trailer line, as far as it came
 }
 

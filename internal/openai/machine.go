@@ -307,7 +307,7 @@ func (m *machine) value(p []byte, i int, c byte) int {
 	case '"':
 		m.strOff, m.isKey, m.mode, m.val = m.base+int64(i), false, modeSkip, id
 		if id != 0 {
-			m.begin(p, i, id, KindString)
+			m.begin(i, id, KindString)
 		}
 		m.state = stString
 		return m.str(p, i+1)
@@ -320,7 +320,7 @@ func (m *machine) value(p []byte, i int, c byte) int {
 	case '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
 		m.val, m.num = 0, 0
 		if id != 0 {
-			m.begin(p, i, id, KindNumber)
+			m.begin(i, id, KindNumber)
 			if m.prog[id].act == actNumber {
 				m.val = id
 			}
@@ -349,7 +349,7 @@ func (m *machine) literal(p []byte, i int, id uint8, c byte) int {
 		kind, lit = KindFalse, "false"
 	}
 	if id != 0 {
-		m.begin(p, i, id, kind)
+		m.begin(i, id, kind)
 	}
 	if len(p)-i >= len(lit) && string(p[i:i+len(lit)]) == lit {
 		m.state = stAfter
@@ -365,7 +365,7 @@ func (m *machine) open(p []byte, i int, id uint8, kind Kind) {
 		return
 	}
 	if id != 0 {
-		m.begin(p, i, id, kind)
+		m.begin(i, id, kind)
 	}
 	m.depth++
 	if m.depth < trackedDepth {

@@ -97,8 +97,8 @@ func compile(t tree) []node {
 	return nodes
 }
 
-// begin does what node id says about a value of the given kind whose first byte is p[i].
-func (m *machine) begin(p []byte, i int, id uint8, kind Kind) {
+// begin does what node id says about a value of the given kind which begins at byte i of the chunk.
+func (m *machine) begin(i int, id uint8, kind Kind) {
 	n := &m.prog[id]
 	if n.req != 0 {
 		r := n.req - 1
