@@ -27,7 +27,7 @@ type door struct {
 // doors are those that every test runs through.
 func doors() []door {
 	return []door{{
-		name: "stock", module: "libshunt.so", main: "./build/libshunt", filter: "envoy.filters.http.dynamic_modules",
+		name: "stock", module: "libshunt.so", main: "./build/libshunt", filter: "shunt",
 		raisesLimit:  true,
 		filterConfig: func(b doc) doc { return b.hcm().at("http_filters", 0, "typed_config", "filter_config").(doc) },
 		perRoute: func(config string) string {

@@ -9,7 +9,7 @@ import (
 
 func perRoute(kind, value string) string {
 	return "- match: {prefix: /x}\n  route: {cluster: shunt_engines}\n  typed_per_filter_config:\n" +
-		"    envoy.filters.http.dynamic_modules:\n" +
+		"    shunt:\n" +
 		"      \"@type\": type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilterPerRoute\n" +
 		"      dynamic_module_config: {name: shunt}\n      filter_name: shunt\n" +
 		"      filter_config: {\"@type\": type.googleapis.com/google.protobuf." + kind + ", value: " + value + "}\n"
@@ -17,7 +17,7 @@ func perRoute(kind, value string) string {
 
 func TestCheck(t *testing.T) {
 	const at = "static_resources.listeners[0].filter_chains[0].filters[0].typed_config."
-	const routeAt = at + "route_config.virtual_hosts[0].routes[0].typed_per_filter_config.envoy.filters.http.dynamic_modules.filter_config"
+	const routeAt = at + "route_config.virtual_hosts[0].routes[0].typed_per_filter_config.shunt.filter_config"
 	tests := []struct {
 		name   string
 		routes string

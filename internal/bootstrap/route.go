@@ -25,7 +25,7 @@ func RouteConfig(o Options, document string) (filter, text string, err error) {
 	asText := typeLine("google.protobuf.StringValue") + "value: " + value
 	switch {
 	case v.Host == HostContrib:
-		return "envoy.filters.http.golang", typeLine(typeContribRoute) +
+		return filterName, typeLine(typeContribRoute) +
 			"plugins_config:\n  shunt:\n    config:\n      " + indent(6, asText) + "\n", nil
 	case v.Host == HostGolanghost:
 		packed, err := packConfig(asText)
@@ -33,14 +33,16 @@ func RouteConfig(o Options, document string) (filter, text string, err error) {
 			return "", "", err
 		}
 		text, err := moduleRoute(v.HostModule, HostGolanghost, fmt.Sprintf(`{"plugin_name": "shunt", "plugin_config": %q}`, packed))
-		return filterModules, text, err
+		return filterName, text, err
 	default:
 		text, err := moduleRoute(v.Module, "shunt", document)
-		return filterModules, text, err
+		return filterName, text, err
 	}
 }
 
-const filterModules = "envoy.filters.http.dynamic_modules"
+// filterName is the filter's in the chain, and with that the key of
+// typed_per_filter_config: Envoy finds a route's config by it.
+const filterName = "shunt"
 
 func moduleRoute(file, name, document string) (string, error) {
 	load := "name: " + name

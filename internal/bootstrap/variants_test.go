@@ -39,12 +39,12 @@ func shuntConfig(t *testing.T, hcm *hcmv3.HttpConnectionManager) (text []byte, a
 	}
 	switch m := message.(type) {
 	case *golangv3.Config:
-		if filter.GetName() != "envoy.filters.http.golang" || m.GetPluginName() != "shunt" || m.GetLibraryId() == "" || m.GetLibraryPath() == "" {
+		if filter.GetName() != "shunt" || m.GetPluginName() != "shunt" || m.GetLibraryId() == "" || m.GetLibraryPath() == "" {
 			t.Errorf("filter %s is %v", filter.GetName(), m)
 		}
 		return document(t, m.GetPluginConfig())
 	case *dynamicmodulesv3.DynamicModuleFilter:
-		if filter.GetName() != filterModules || !m.GetDynamicModuleConfig().GetDoNotClose() {
+		if filter.GetName() != "shunt" || !m.GetDynamicModuleConfig().GetDoNotClose() {
 			t.Errorf("filter %s is %v", filter.GetName(), m)
 		}
 		if m.GetFilterName() == "shunt" {
@@ -216,14 +216,14 @@ func TestCheckVariants(t *testing.T) {
 func TestCheckContrib(t *testing.T) {
 	contrib := variants()[1]
 	contrib.ExtraRoutes = "- match: {prefix: /x}\n  route: {cluster: shunt_engines}\n  typed_per_filter_config:\n" +
-		"    envoy.filters.http.golang:\n      \"@type\": " + typePrefix + typeContribRoute + "\n" +
+		"    shunt:\n      \"@type\": " + typePrefix + typeContribRoute + "\n" +
 		"      plugins_config: {shunt: {config: {\"@type\": type.googleapis.com/google.protobuf.StringValue, value: \"policy: random\"}}}\n"
 	good, err := Generate(contrib)
 	if err != nil {
 		t.Fatal(err)
 	}
 	const filterAt = "filters[0].typed_config.http_filters[0].typed_config"
-	const routeAt = "typed_per_filter_config.envoy.filters.http.golang.plugins_config.shunt"
+	const routeAt = "typed_per_filter_config.shunt.plugins_config.shunt"
 	tests := []struct{ name, old, new, want string }{
 		{"plugin name", "plugin_name: shunt", "plugin_name: shnt", filterAt + ".plugin_name"},
 		{"library", "library_id: shunt", "library_id: ''", "library_id and library_path are required"},
