@@ -36,14 +36,23 @@ YAML: Envoy 1.38 hands a Struct over in a form that can't be read. A pool's name
 configuration is live; Envoy builds static routes earlier, so there a wrong name is logged at error level and the route
 answers 503 ` + "`rejected-no-endpoints`. `shunt check`" + ` on the whole bootstrap refuses it.
 
+Envoy finds it by the filter's ` + "`name`" + ` in the filter chain, which is the key here: under another key it does nothing, and
+nobody says so but ` + "`shunt check`" + `. ` + "`shunt envoy-config`" + ` names the filter ` + "`shunt`" + `.
+
 ` + "```yaml" + `
 typed_per_filter_config:
   shunt:
     "@type": type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilterPerRoute
-    dynamic_module_config: {name: shunt}
+    dynamic_module_config: {name: shunt, do_not_close: true}
     filter_name: shunt
     filter_config: {"@type": type.googleapis.com/google.protobuf.StringValue, value: "policy: random"}
 ` + "```" + `
+
+` + "`name: shunt`" + ` makes Envoy look for the file ` + "`libshunt.so`" + ` in the folder that its environment variable
+` + "`ENVOY_DYNAMIC_MODULES_SEARCH_PATH`" + ` names, else in its working directory: start it with
+` + "`ENVOY_DYNAMIC_MODULES_SEARCH_PATH=/opt/shunt envoy -c …`" + `. From 1.39 on the path can be here instead, as in the filter:
+` + "`dynamic_module_config: {module: {local: {filename: /opt/shunt/libshunt.so}}, do_not_close: true}`" + `. 1.38 refuses that in routes.
+The contrib door's form is in [doors.md](doors.md#per-route).
 
 `
 
