@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/shuntproxy/shunt/internal/pool"
@@ -55,6 +56,10 @@ type EndpointStatus struct {
 	Waiting    *float64 `json:"num_requests_waiting"`
 	KV         *float64 `json:"kv_cache_usage_perc"`
 	AgeSeconds *float64 `json:"metrics_age_seconds"`
+	// MetricsAddress is where metrics are scraped, and MetricsError why the
+	// newest scrape failed, "" if it did not.
+	MetricsAddress string `json:"metrics_address"`
+	MetricsError   string `json:"metrics_error,omitempty"`
 	// Queried are the query-based metrics of the endpoint's own model, by
 	// abstract name, without those that are absent or stale.
 	Queried map[string]float64 `json:"queried,omitempty"`
@@ -93,6 +98,12 @@ func (rt *Runtime) poolStatus(p *Pool, now time.Time) PoolStatus {
 	if stats := p.querier.Stats(); stats.Configured {
 		st.Prometheus = prometheusStatus(stats, now)
 	}
+	failing := make(map[netip.AddrPort]string)
+	for es := range p.syncer.Endpoints {
+		if es.Failures > 0 {
+			failing[es.Addr] = es.LastError
+		}
+	}
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		read := func(m pool.Metric) *float64 {
@@ -104,6 +115,7 @@ func (rt *Runtime) poolStatus(p *Pool, now time.Time) PoolStatus {
 		es := EndpointStatus{
 			Endpoint: e.Key, Pod: e.Pod, Model: e.Model, Models: e.Models, Engine: e.Engine.String(), Source: e.Source,
 			State: stateOf(e), Why: e.Why, InFlight: e.Live.InFlight(), Picks: e.Live.Picks(),
+			MetricsAddress: netip.AddrPortFrom(e.Addr.Addr(), e.MetricPort).String(), MetricsError: failing[e.Addr],
 			Running: read(pool.NumRequestsRunning), Waiting: read(pool.NumRequestsWaiting), KV: read(pool.KVCacheUsagePerc),
 		}
 		if e.Metrics != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/shuntproxy/shunt/internal/pool"
@@ -61,6 +62,7 @@ type endpointState struct {
 	listedNone bool // it answered, and lists none
 	listedOnce bool // it answered or failed
 	noListSaid bool
+	labelSaid  bool     // that it does not list the model of its label
 	models     []string // all that it serves beside its label
 
 	failures     int // of scrapes, in a row
@@ -345,6 +347,11 @@ func (s *Syncer) listed(e *endpoint, r *listResult, now time.Time) {
 	default:
 		e.listed = r.list.ids
 		e.listedNone = len(r.list.ids) == 0
+		if label := e.target.Model; label != "" && len(r.list.ids) > 0 && !slices.Contains(r.list.ids, label) && !e.labelSaid {
+			e.labelSaid = true
+			s.logf(levelWarn, "endpoint %s: its label says it serves %q, but its %s lists %s: requests for %q go there and may be refused",
+				e.name(), label, modelsPath, strings.Join(r.list.ids, ", "), label)
+		}
 		s.learn(e, now)
 	}
 }
