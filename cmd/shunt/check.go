@@ -13,10 +13,15 @@ func checkCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE",
 		Short: "Check a shunt config, or an Envoy configuration that holds some",
-		Long: "Check a shunt config, or an Envoy configuration (bootstrap, listener or route file; YAML or JSON)\n" +
-			"with shunt's filter configs, the files they name, and its per-route configs, whose pools must exist.\n" +
+		Long: "Check a shunt config, or an Envoy configuration (bootstrap, listener or route file; YAML or JSON) with\n" +
+			"shunt's filter configs, the files they name, its per-route configs, whose pools must exist and whose keys\n" +
+			"must be the filter's name, and the clusters of the static routes that shunt serves.\n" +
 			"Relative file names start at the working directory, as they do in Envoy. - is stdin.\n" +
-			"Every problem is a line on stderr, and the exit code is 1.",
+			"Every problem is a line on stderr, and the exit code is 1. A warning is a line there too, and changes no\n" +
+			"exit code: what it tells is legal and likely not meant.\n" +
+			"It checks shunt's part of an Envoy configuration; envoy --mode validate -c FILE checks the rest.",
+		Example: "  shunt check shunt.yaml\n" +
+			"  shunt check my-envoy.yaml && envoy --mode validate -c my-envoy.yaml",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			text, err := readDocument(cmd, args[0])
@@ -33,7 +38,12 @@ func checkCommand() *cobra.Command {
 			if err != nil {
 				return fileError{args[0], err}
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: ok: %d pools, the first is %s\n", args[0], len(cfg.Pools), cfg.Pools[0].Name)
+			problems, warnings := bootstrap.CheckEndpoints(cfg)
+			writeWarnings(cmd, args[0], warnings)
+			if len(problems) > 0 {
+				return fileError{args[0], problems}
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: ok: %s, the first is %s\n", args[0], count(len(cfg.Pools), "pool"), cfg.Pools[0].Name)
 			return nil
 		},
 	}
@@ -44,12 +54,24 @@ func checkEnvoy(cmd *cobra.Command, file string, text []byte) error {
 	if err != nil {
 		return fileError{file, err}
 	}
-	for _, warning := range report.Warnings {
-		fmt.Fprintf(cmd.ErrOrStderr(), "%s: warning: %s\n", file, warning)
-	}
+	writeWarnings(cmd, file, report.Warnings)
 	if len(report.Problems) > 0 {
 		return fileError{file, report.Problems}
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "%s: ok: %d filter configs, %d route configs\n", file, report.Filters, report.Routes)
+	fmt.Fprintf(cmd.OutOrStdout(), "%s: ok: %s, %s\n", file, count(report.Filters, "filter config"), count(report.Routes, "route config"))
 	return nil
+}
+
+func writeWarnings(cmd *cobra.Command, file string, warnings config.Problems) {
+	for _, warning := range byLine(warnings) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s: warning: %s\n", file, warning)
+	}
+}
+
+// count is "1 pool" or "2 pools".
+func count(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
 }

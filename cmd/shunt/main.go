@@ -3,15 +3,18 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"runtime/debug"
+	"slices"
 
 	"github.com/spf13/cobra"
 
+	"github.com/shuntproxy/shunt/filter"
 	"github.com/shuntproxy/shunt/internal/config"
 )
 
@@ -57,12 +60,23 @@ func writeError(w io.Writer, err error) {
 	var inFile fileError
 	var problems config.Problems
 	if errors.As(err, &inFile) && errors.As(err, &problems) {
-		for _, p := range problems {
+		for _, p := range byLine(problems) {
 			fmt.Fprintf(w, "%s: %s\n", inFile.file, p)
 		}
 		return
 	}
 	fmt.Fprintf(w, "shunt: %v\n", err)
+}
+
+// byLine is in the order of the lines; what has none, such as a missing field,
+// comes last.
+func byLine(problems config.Problems) config.Problems {
+	return slices.SortedStableFunc(slices.Values(problems), func(a, b config.Problem) int {
+		if a.Line == 0 || b.Line == 0 {
+			return cmp.Compare(b.Line, a.Line)
+		}
+		return cmp.Compare(a.Line, b.Line)
+	})
 }
 
 // readDocument reads a file, or stdin for "-".
@@ -84,13 +98,16 @@ func versionCommand() *cobra.Command {
 	}
 }
 
-// version is what the Go toolchain stamped into the binary.
+// version is what the linker or the Go toolchain put into the binary.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return "shunt (unknown version)"
+		return "shunt " + filter.Version
 	}
-	text := "shunt " + info.Main.Version
+	text := "shunt " + filter.Version
+	if filter.Version == "dev" {
+		text = "shunt " + info.Main.Version
+	}
 	for _, setting := range info.Settings {
 		if setting.Key == "vcs.revision" {
 			text += " " + setting.Value

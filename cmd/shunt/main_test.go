@@ -4,8 +4,12 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/shuntproxy/shunt/filter"
 )
 
 const good = "pools: {default: {static: [{address: \"10.0.0.1:8000\"}]}}\n"
@@ -31,6 +35,8 @@ func TestCommands(t *testing.T) {
 	badFile := write("bad.yaml", "polcy: random\nfallbacks: 1\n")
 	pointer := write("pointer.yaml", "configFile: "+goodFile+"\n")
 	broken := write("broken.yaml", "configFile: "+filepath.Join(folder, "none.yaml")+"\n")
+	brokenList := write("list.yaml", "- {address: engine-1}\n")
+	badList := write("badlist.yaml", "pools: {a: {file: {path: "+brokenList+"}}}\n")
 	tests := []struct {
 		name   string
 		stdin  string
@@ -39,7 +45,7 @@ func TestCommands(t *testing.T) {
 		stdout string
 		stderr []string
 	}{
-		{name: "check", args: []string{"check", goodFile}, stdout: "ok: 1 pools, the first is default"},
+		{name: "check", args: []string{"check", goodFile}, stdout: "ok: 1 pool, the first is default"},
 		{name: "check stdin", stdin: good, args: []string{"check", "-"}, stdout: "-: ok"},
 		{name: "check pointer", args: []string{"check", pointer}, stdout: "ok"},
 		{name: "check broken pointer", args: []string{"check", broken}, code: 1, stderr: []string{"configFile: can't be read"}},
@@ -47,6 +53,8 @@ func TestCommands(t *testing.T) {
 			name: "check bad", args: []string{"check", badFile}, code: 1,
 			stderr: []string{badFile + ": polcy (line 1)", badFile + ": fallbacks (line 2)", badFile + ": pools: is missing"},
 		},
+		{name: "check two pools", stdin: "pools: {a: {static: []}, b: {static: []}}", args: []string{"check", "-"}, stdout: "ok: 2 pools, the first is a"},
+		{name: "check a broken list", args: []string{"check", badList}, code: 1, stderr: []string{badList + ": pools.a.file.path(" + brokenList + "): line 1"}},
 		{name: "check nothing", args: []string{"check"}, code: 1, stderr: []string{"accepts 1 arg"}},
 		{name: "check no file", args: []string{"check", filepath.Join(folder, "x")}, code: 1, stderr: []string{"no such file"}},
 		{name: "check Envoy without shunt", stdin: "static_resources: {}", args: []string{"check", "-"}, code: 1, stderr: []string{"no shunt filter"}},
@@ -91,11 +99,46 @@ func TestPrintedConfigChecks(t *testing.T) {
 		t.Fatal(stderr)
 	}
 	code, stdout, stderr := shunt(t, text, "check", "-")
-	if code != 0 || !strings.Contains(stdout, "ok: 1 filter configs, 0 route configs") {
+	if code != 0 || !strings.Contains(stdout, "ok: 1 filter config, 0 route configs") {
 		t.Errorf("check says %d: %s%s", code, stdout, stderr)
 	}
 	code, _, stderr = shunt(t, strings.Replace(text, "10.0.0.1:8000", "engine-1", 1), "check", "-")
 	if code != 1 || !strings.Contains(stderr, "names go under dns") {
 		t.Errorf("check of a broken one says %d: %s", code, stderr)
+	}
+}
+
+// TestWarnings are on stderr and leave the exit code alone.
+func TestWarnings(t *testing.T) {
+	document := strings.Replace(good, ":8000", ":9000", 1)
+	_, text, _ := shunt(t, document, "envoy-config", "--config", "-")
+	for _, text := range []string{document, text} {
+		code, stdout, stderr := shunt(t, text, "check", "-")
+		if code != 0 || !strings.Contains(stdout, "-: ok") || !strings.HasPrefix(stderr, "-: warning: ") || !strings.Contains(stderr, "pools.default.static[0]") {
+			t.Errorf("check says %d: %s%s", code, stdout, stderr)
+		}
+	}
+}
+
+func TestProblemsInLineOrder(t *testing.T) {
+	_, _, stderr := shunt(t, "policy: x\nhealth: {path: 1x, interval: 1ns}\npools:\n  a: {static: [{address: x}]}\nfallbacks: 1\nbogus: 1\n", "check", "-")
+	var lines []int
+	for _, line := range strings.Split(strings.TrimSpace(stderr), "\n") {
+		_, after, found := strings.Cut(line, "(line ")
+		if n, err := strconv.Atoi(strings.SplitN(after, ")", 2)[0]); found && err == nil {
+			lines = append(lines, n)
+		}
+	}
+	if len(lines) < 4 || !slices.IsSorted(lines) {
+		t.Errorf("lines are %v in\n%s", lines, stderr)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	old := filter.Version
+	defer func() { filter.Version = old }()
+	filter.Version = "v1.2.3-test"
+	if _, stdout, _ := shunt(t, "", "version"); !strings.HasPrefix(stdout, "shunt v1.2.3-test ") {
+		t.Errorf("version is %q", stdout)
 	}
 }

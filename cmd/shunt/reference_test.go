@@ -28,7 +28,7 @@ func TestReferenceBootstrap(t *testing.T) {
 		t.Errorf("%s differs from what the CLI prints (%v): go test ./cmd/shunt -update", file, err)
 	}
 	code, stdout, stderr := shunt(t, "", "check", file)
-	if code != 0 || !strings.Contains(stdout, "ok: 1 filter configs") {
+	if code != 0 || !strings.Contains(stdout, "ok: 1 filter config,") {
 		t.Errorf("check says %d: %s%s", code, stdout, stderr)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -21,7 +20,7 @@ type Report struct {
 	// Problems are reasons why Envoy or shunt would refuse it, or answer 503 on a
 	// route; a path starts at the Envoy configuration's root.
 	Problems config.Problems
-	// Warnings are about what works only with some Envoys.
+	// Warnings are about what is legal and likely not meant.
 	Warnings config.Problems
 }
 
@@ -43,8 +42,9 @@ func IsEnvoy(document []byte) bool {
 
 // Check reads an Envoy configuration, YAML or JSON, and checks each config of
 // shunt's in it: of the filters, of the files they name (read by readFile), and of
-// routes, with the pools that these name. It does not judge the rest: Envoy's own
-// --mode validate does.
+// routes, with the pools that these name; then that these hang on the filter's
+// name, and that the clusters behind shunt read its header. It does not judge the
+// rest: Envoy's own --mode validate does.
 func Check(document []byte, readFile func(path string) (*config.Config, error)) (Report, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(document, &doc); err != nil {
@@ -54,10 +54,11 @@ func Check(document []byte, readFile func(path string) (*config.Config, error)) 
 		return Report{}, errors.New("the document is empty")
 	}
 	c := &check{readFile: readFile, pools: map[string]bool{}}
-	c.walk(doc.Content[0], "", 0)
+	visit(placed{doc.Content[0], ""}, 0, func(n placed) bool { return !c.known(n.Node, n.path) })
 	if c.Filters == 0 && c.Routes == 0 {
 		return Report{}, errors.New("no shunt filter in it: a DynamicModuleFilter with filter_name shunt, or a golang Config with plugin_name shunt, is wanted")
 	}
+	c.served(doc.Content[0])
 	// Routes come before filters in a document as likely as after them.
 	for _, route := range c.named {
 		if c.Filters > 0 && !c.unknownPools && !c.pools[route.pool] {
@@ -106,33 +107,7 @@ func (c *check) warn(path string, line int, message string) {
 	c.Warnings = append(c.Warnings, config.Problem{Path: path, Line: line, Message: message})
 }
 
-func (c *check) walk(n *yaml.Node, path string, depth int) {
-	if n.Kind == yaml.AliasNode {
-		n = n.Alias
-	}
-	if depth > maxDepth {
-		return
-	}
-	switch n.Kind {
-	case yaml.SequenceNode:
-		for i, item := range n.Content {
-			c.walk(item, path+"["+strconv.Itoa(i)+"]", depth+1)
-		}
-	case yaml.MappingNode:
-		if c.known(n, path) {
-			return
-		}
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			below := n.Content[i].Value
-			if path != "" {
-				below = path + "." + below
-			}
-			c.walk(n.Content[i+1], below, depth+1)
-		}
-	}
-}
-
-// known checks a config of shunt's, and reports whether n is one.
+// known checks a mapping if it is a config of shunt's, and reports whether n is one.
 func (c *check) known(n *yaml.Node, path string) bool {
 	switch strings.TrimPrefix(field(n, "@type").Value, typePrefix) {
 	case typeModule:
@@ -148,36 +123,32 @@ func (c *check) known(n *yaml.Node, path string) bool {
 			return true
 		}
 	case typeModuleRoute:
-		document := field(n, "filter_config", "filterConfig")
-		switch field(n, "filter_name", "filterName", "per_route_config_name", "perRouteConfigName").Value {
-		case "shunt":
-			text, asStruct, err := packed(document, "google.protobuf.Struct")
-			if asStruct {
-				c.warn(path+".filter_config", document.Line,
-					"Envoy 1.38 hands over a route's Struct as raw bytes: write a google.protobuf.StringValue, which works everywhere")
-			}
-			c.route(text, err, document.Line, path+".filter_config")
-			return true
-		case HostGolanghost:
-			text, err := hosted(document)
-			c.route(text, err, document.Line, path+".filter_config")
-			return true
+		if !isRoute(n) {
+			return false
 		}
+		document := field(n, "filter_config", "filterConfig")
+		text, asStruct, err := routeText(n)
+		if asStruct {
+			c.warn(path+".filter_config", document.Line,
+				"Envoy 1.38 hands over a route's Struct as raw bytes: write a google.protobuf.StringValue, which works everywhere")
+		}
+		c.route(text, err, document.Line, path+".filter_config")
+		return true
 	case typeContrib:
 		return c.contrib(n, path)
 	case typeContribRoute:
-		plugin := field(field(n, "plugins_config", "pluginsConfig"), "shunt")
-		if plugin.Kind != 0 {
-			path += ".plugins_config.shunt"
-			if field(plugin, "disabled").Kind != 0 {
-				c.problem(path+".disabled", plugin.Line,
-					"does nothing in Envoy: write an envoy.config.route.v3.FilterConfig with disabled: true, or disabled: true in shunt's own config")
-			}
-			document := field(plugin, "config")
-			text, _, err := packed(document, "xds.type.v3.TypedStruct")
-			c.route(text, err, document.Line, path+".config")
-			return true
+		if !isRoute(n) {
+			return false
 		}
+		plugin := field(field(n, "plugins_config", "pluginsConfig"), "shunt")
+		path += ".plugins_config.shunt"
+		if field(plugin, "disabled").Kind != 0 {
+			c.problem(path+".disabled", plugin.Line,
+				"does nothing in Envoy: write an envoy.config.route.v3.FilterConfig with disabled: true, or disabled: true in shunt's own config")
+		}
+		text, _, err := routeText(n)
+		c.route(text, err, field(plugin, "config").Line, path+".config")
+		return true
 	}
 	return false
 }
@@ -187,7 +158,7 @@ func (c *check) known(n *yaml.Node, path string) bool {
 func (c *check) contrib(n *yaml.Node, path string) bool {
 	name, library := field(n, "plugin_name", "pluginName"), field(n, "library_path", "libraryPath").Value
 	if name.Value != "shunt" {
-		if !strings.Contains(filepath.Base(library), "shunt") {
+		if !oursByPath(n) {
 			return false
 		}
 		c.Filters++
@@ -202,6 +173,16 @@ func (c *check) contrib(n *yaml.Node, path string) bool {
 	text, _, err := packed(document, "xds.type.v3.TypedStruct")
 	c.filter(text, err, document.Line, path+".plugin_config")
 	return true
+}
+
+// oursByPath reports whether a golang filter loads a library of ours.
+func oursByPath(n *yaml.Node) bool {
+	return strings.Contains(filepath.Base(field(n, "library_path", "libraryPath").Value), "shunt")
+}
+
+// routeName is what the module is asked for by a route's config.
+func routeName(n *yaml.Node) string {
+	return field(n, "filter_name", "filterName", "per_route_config_name", "perRouteConfigName").Value
 }
 
 // filter checks the document of a filter; err says why there is none.
@@ -224,6 +205,11 @@ func (c *check) filter(text []byte, err error, line int, path string) {
 	}
 	for _, name := range cfg.Pools.Names() {
 		c.pools[name] = true
+	}
+	problems, warnings := CheckEndpoints(cfg)
+	c.add(path, line, problems)
+	for _, w := range warnings {
+		c.warn(path+": "+w.Path, line, w.Message)
 	}
 }
 

@@ -55,6 +55,6 @@ func moduleRoute(file, name, document string) (string, error) {
 	}
 	value, err := quote(document)
 	return typeLine(typeModuleRoute) + "dynamic_module_config: {" + load + ", do_not_close: true}\n" +
-		"per_route_config_name: " + name + "\nfilter_config:\n  " +
+		"filter_name: " + name + "\nfilter_config:\n  " +
 		indent(2, typeLine("google.protobuf.StringValue")+"value: "+value) + "\n", err
 }
