@@ -77,25 +77,28 @@ func requests(pg *page, path string) float64 {
 
 func pyFormat(v float64, _ reader) string { return string(appendPyFloat(nil, v)) }
 
-// named replaces the model's name in the labels.
-func named(pg *page) func(point) point {
-	model := escapeLabel(pg.model)
-	return func(p point) point {
-		for _, name := range []string{"model_name", "model"} {
-			if p.has(name) {
-				p = p.with(name, model)
+// named reads a page and puts a model's name into its labels.
+func named(text, model string) []family {
+	families := parseFamilies(text)
+	model = escapeLabel(model)
+	for i := range families {
+		for j := range families[i].samples {
+			for _, name := range []string{"model_name", "model"} {
+				if p := &families[i].samples[j]; p.has(name) {
+					*p = p.with(name, model)
+				}
 			}
 		}
-		return p
 	}
+	return families
 }
 
 // sglang is the page of SGLang 0.5.23 with --enable-metrics, one rank.
 type sglang struct{ t template }
 
-func newSGLang() *sglang {
+func newSGLang(model string) *sglang {
 	byEndpoint := reader{value: func(pg *page, p *point) float64 { return requests(pg, p.label("endpoint")) }}
-	t := template{families: parseFamilies(sglangPage), format: pyFormat, streams: true}
+	t := template{families: named(sglangPage, model), format: pyFormat, streams: true}
 	t.values = map[string]reader{
 		"sglang:num_running_reqs":           number(running),
 		"sglang:num_queue_reqs":             number(waiting),
@@ -172,19 +175,19 @@ func (e *sglang) bounds(int) Bounds {
 	}
 }
 
-func (e *sglang) page(b []byte, pg *page) []byte { return appendFamilies(b, e.t.render(pg, named(pg))) }
+func (e *sglang) page(b []byte, pg *page) []byte { return appendFamilies(b, e.t.render(pg)) }
 
 // trtllm is the page of TensorRT-LLM's main branch (1.3) with
 // return_perf_metrics and iteration statistics on.
 type trtllm struct{ t template }
 
-func newTRTLLM() *trtllm {
+func newTRTLLM(model string) *trtllm {
 	slots := number(func(pg *page) float64 { return float64(pg.snap.Params.MaxRunning) })
 	reused := number(func(pg *page) float64 { return math.Floor(float64(pg.snap.Stats.PrefixHits) / blockSize(pg)) })
 	missed := number(func(pg *page) float64 {
 		return math.Floor(float64(pg.snap.Stats.PrefixQueries-pg.snap.Stats.PrefixHits) / blockSize(pg))
 	})
-	t := template{families: parseFamilies(trtllmPage), format: pyFormat}
+	t := template{families: named(trtllmPage, model), format: pyFormat}
 	t.values = map[string]reader{
 		"trtllm_request_success_total": {value: func(pg *page, p *point) float64 {
 			if p.label("finished_reason") == "length" {
@@ -243,7 +246,7 @@ func (e *trtllm) bounds(maxModelLen int) Bounds {
 	}
 }
 
-func (e *trtllm) page(b []byte, pg *page) []byte { return appendFamilies(b, e.t.render(pg, named(pg))) }
+func (e *trtllm) page(b []byte, pg *page) []byte { return appendFamilies(b, e.t.render(pg)) }
 
 // xllm is the page that brpc makes of xLLM's variables: all gauges, no label of
 // ours, no help text.
@@ -309,4 +312,4 @@ func (*xllm) bounds(maxModelLen int) Bounds {
 	return b
 }
 
-func (e *xllm) page(b []byte, pg *page) []byte { return appendFamilies(b, e.t.render(pg, named(pg))) }
+func (e *xllm) page(b []byte, pg *page) []byte { return appendFamilies(b, e.t.render(pg)) }

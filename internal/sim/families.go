@@ -120,14 +120,15 @@ func (p *point) has(name string) bool {
 
 // with is the sample with a label set, in its place by name where it is new.
 func (p point) with(name, value string) point {
-	p.labels = slices.Clone(p.labels)
+	old := p.labels
+	p.labels = append(make([]pair, 0, len(old)+1), old...)
 	for i := range p.labels {
 		if p.labels[i].name == name {
 			p.labels[i].value = value
 			return p
 		}
 	}
-	at := sort.Search(len(p.labels), func(i int) bool { return p.labels[i].name > name })
+	at := sort.Search(len(old), func(i int) bool { return old[i].name > name })
 	p.labels = slices.Insert(p.labels, at, pair{name, value})
 	return p
 }
@@ -171,13 +172,13 @@ type template struct {
 }
 
 // render is the page of the moment.
-func (t *template) render(pg *page, relabel func(point) point) []family {
+func (t *template) render(pg *page) []family {
 	out := make([]family, len(t.families))
 	for i := range t.families {
 		f := t.families[i].clone()
 		r, known := t.values[f.name]
 		for j := range f.samples {
-			p := relabel(f.samples[j])
+			p := f.samples[j]
 			switch {
 			case f.kind == "histogram":
 				p.value = t.format(t.histogram(pg, &p, r), r)

@@ -19,14 +19,14 @@ type dialect interface {
 	owner() string                  // owned_by in the model list
 }
 
-func newDialect(engine string) (dialect, error) {
+func newDialect(engine, model string) (dialect, error) {
 	switch engine {
 	case "vllm":
 		return vllm{}, nil
 	case "sglang":
-		return newSGLang(), nil
+		return newSGLang(model), nil
 	case "trtllm":
-		return newTRTLLM(), nil
+		return newTRTLLM(model), nil
 	case "xllm":
 		return newXLLM(), nil
 	default:

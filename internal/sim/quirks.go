@@ -121,7 +121,7 @@ func (q *Quirks) apply(page []byte) []byte {
 			families[i].head = append(families[i].head, families[i].head...)
 		}
 	}
-	out := appendFamilies(page[:0:0], families)
+	out := appendFamilies(make([]byte, 0, 2*len(page)), families)
 	for _, series := range slices.Sorted(mapsKeys(q.Extra)) {
 		name, _, _ := strings.Cut(series, "{")
 		out = append(out, "# TYPE "+name+" gauge\n"+series+" "+q.Extra[series]+"\n"...)
@@ -147,7 +147,7 @@ func mapsKeys(m map[string]string) func(func(string) bool) {
 
 // each replaces every sample.
 func (f *family) each(into func(point) []point) {
-	var out []point
+	out := make([]point, 0, 2*len(f.samples))
 	for _, p := range f.samples {
 		out = append(out, into(p)...)
 	}

@@ -237,3 +237,20 @@ func TestQuantile(t *testing.T) {
 		}
 	}
 }
+
+func BenchmarkQuirkyPage(b *testing.B) {
+	for name, c := range map[string]Config{
+		"vllm": {Quirks: Quirks{Ranks: 2, Sidecar: true}}, "sglang": {Engine: "sglang", Quirks: Quirks{Ranks: 2, TPRanks: 2, Priority: true}},
+		"trtllm": {Engine: "trtllm", Quirks: Quirks{Undefined: true}}, "xllm": {Engine: "xllm"},
+	} {
+		b.Run(name, func(b *testing.B) {
+			s := startServer(b, c)
+			b.ReportAllocs()
+			for b.Loop() {
+				if len(s.page()) == 0 {
+					b.Fatal("no page")
+				}
+			}
+		})
+	}
+}

@@ -397,6 +397,19 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 		_, _ = w.Write(b)
 	}
+	sendPage := func() {
+		s.rendering.Lock()
+		gone := r.Context().Err() != nil
+		var b []byte
+		if !gone {
+			b = s.page()
+		}
+		s.rendering.Unlock()
+		if gone {
+			abortConn(r)
+		}
+		send(b)
+	}
 	switch fault.Kind {
 	case MetricsStatus:
 		w.Header().Set("Content-Type", "application/json")
@@ -412,7 +425,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	case MetricsSlow:
 		x := exchange{s: s, r: r}
 		if x.pause(time.Duration(fault.Delay)) {
-			send(s.page())
+			sendPage()
 		}
 	case MetricsHuge:
 		chunk := make([]byte, 0, 64<<10)
@@ -431,7 +444,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 		send(frozen)
 	case MetricsMoved:
 		if strings.HasSuffix(r.URL.Path, "/") {
-			send(s.page())
+			sendPage()
 			return
 		}
 		w.Header().Set("Location", "http://"+r.Host+r.URL.Path+"/")
@@ -445,6 +458,6 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 		}
 		abortConn(r)
 	default:
-		send(s.page())
+		sendPage()
 	}
 }

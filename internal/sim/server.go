@@ -46,6 +46,10 @@ type Server struct {
 	quirks   Quirks
 	health   int // status of /health
 
+	// rendering is held while a page is made for a request: who scrapes faster
+	// than this machine can waits, and who left meanwhile costs nothing.
+	rendering sync.Mutex
+
 	// connMu protects the listener and the connections.
 	connMu   sync.Mutex
 	addr     net.Addr
@@ -81,7 +85,7 @@ func NewServer(cfg Config) (*Server, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, fmt.Errorf("engine %q: %w", cfg.Name, err)
 	}
-	d, err := newDialect(cfg.Engine)
+	d, err := newDialect(cfg.Engine, cfg.Models[0])
 	if err != nil {
 		return nil, fmt.Errorf("engine %q: %w", cfg.Name, err)
 	}
