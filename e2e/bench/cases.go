@@ -10,13 +10,14 @@ import (
 	"strings"
 
 	"github.com/shuntproxy/shunt/e2e/envoyrun"
+	reference "github.com/shuntproxy/shunt/internal/bootstrap"
 )
 
 // modelName is the model that requests ask for and backends serve.
 const modelName = "bench-model"
 
 // caseNames are the Envoys compared, in the order of the table.
-var caseNames = []string{"bare", "floor", "stock", "stock-noyield"}
+var caseNames = []string{"bare", "floor", "stock", "stock-noyield", "contrib"}
 
 // bodySizes are the request bodies by name, in bytes.
 var bodySizes = []struct {
@@ -104,6 +105,20 @@ func (s *setup) options(name string) (envoyrun.Options, error) {
 		}
 		filter = dynamicModule("shunt", module, s.shuntConfig(name))
 		cluster = originalDstCluster()
+	case "contrib":
+		// Reported only: in a contrib Envoy nothing stands between its filter and the library.
+		plugin, err := s.module("libshunt_contrib.so")
+		if err != nil {
+			return o, err
+		}
+		host, err := s.module("libgolanghost.so")
+		if err != nil {
+			return o, err
+		}
+		if filter, err = s.underGolanghost(host, plugin, s.shuntConfig(name)); err != nil {
+			return o, err
+		}
+		cluster = originalDstCluster()
 	default:
 		return o, fmt.Errorf("unknown case %q, valid: %s", name, strings.Join(caseNames, ", "))
 	}
@@ -152,6 +167,23 @@ func dynamicModule(filterName, path string, config map[string]any) map[string]an
 		"filter_name":   filterName,
 		"filter_config": map[string]any{"@type": "type.googleapis.com/google.protobuf.Struct", "value": config},
 	}}
+}
+
+// underGolanghost loads the contrib door's library in a stock Envoy, without the collections that golanghost forces in tests.
+func (s *setup) underGolanghost(host, plugin string, config map[string]any) (map[string]any, error) {
+	text, err := json.Marshal(map[string]any{"@type": "type.googleapis.com/xds.type.v3.TypedStruct", "value": config})
+	if err != nil {
+		return nil, err
+	}
+	packed, err := reference.PackConfig(string(text))
+	if err != nil {
+		return nil, err
+	}
+	filter := dynamicModule("golanghost", host, map[string]any{
+		"library_id": "shunt", "library_path": plugin, "plugin_name": "shunt", "plugin_config": packed, "gc_interval_ms": 0,
+	})
+	filter["typed_config"].(map[string]any)["dynamic_module_config"].(map[string]any)["load_globally"] = true
+	return filter, nil
 }
 
 func socketAddress(a netip.AddrPort) map[string]any {

@@ -252,6 +252,37 @@ func (b *bench) one(e *envoyrun.Envoy, body string, l load) (sample, error) {
 	return generate(addr, b.requests[body], l, e.CPU)
 }
 
+// counted is one with the crossings of the case contrib, which golanghost counts.
+func (b *bench) counted(ctx context.Context, name string, e *envoyrun.Envoy, body string, l load) (sample, error) {
+	if name != "contrib" {
+		return b.one(e, body, l)
+	}
+	count := func() (requests, crossings int64, err error) {
+		stats, err := e.Stats(ctx, "golanghost_")
+		for stat, n := range stats {
+			if strings.HasSuffix(stat, "golanghost_requests") {
+				requests += n
+			} else {
+				crossings += n
+			}
+		}
+		return requests, crossings, err
+	}
+	requests, crossings, err := count()
+	if err != nil {
+		return sample{}, err
+	}
+	s, err := b.one(e, body, l)
+	if err != nil {
+		return s, err
+	}
+	requests2, crossings2, err := count()
+	if n := requests2 - requests; n > 0 {
+		s.crossings = float64(crossings2-crossings) / float64(n)
+	}
+	return s, err
+}
+
 // measure runs all repetitions.
 func (b *bench) measure(ctx context.Context) (_ []result, err error) {
 	saturation := map[string]float64{}
@@ -277,7 +308,7 @@ func (b *bench) measure(ctx context.Context) (_ []result, err error) {
 						if ctx.Err() != nil {
 							return ctx.Err()
 						}
-						s, err := b.one(envoys[name], body, loadFor(loadName, saturation[body], b.quick))
+						s, err := b.counted(ctx, name, envoys[name], body, loadFor(loadName, saturation[body], b.quick))
 						if err == nil && s.rps == 0 && !b.quick { // a short window on a busy machine may see none
 							err = errors.New("no answer within the window")
 						}

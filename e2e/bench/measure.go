@@ -63,6 +63,8 @@ type sample struct {
 	cpuUs float64 // CPU time of Envoy in the window per answer, µs
 	p50Ms float64 // from the intended send time to the last byte of the answer
 	p99Ms float64
+	// crossings are the calls between Envoy and the Go module, in both directions, per request. 0: not counted.
+	crossings float64
 }
 
 // summarize turns the raw figures of a run into a sample. It sorts latencies.

@@ -121,8 +121,8 @@ func row(caseName, load string, rps, cpu, p50, p99 float64) result {
 }
 
 func TestCombine(t *testing.T) {
-	got := combine("bare", "1k", "sat", []sample{{10, 5, 1, 9}, {30, 3, 2, 7}, {20, 4, 3, 8}})
-	want := result{"bare", "1k", "sat", 3, 20, 10, 30, 4, 3, 5, 2, 8}
+	got := combine("bare", "1k", "sat", []sample{{10, 5, 1, 9, 0}, {30, 3, 2, 7, 0}, {20, 4, 3, 8, 0}})
+	want := result{"bare", "1k", "sat", 3, 20, 10, 30, 4, 3, 5, 2, 8, 0}
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -169,7 +169,7 @@ func TestBudgets(t *testing.T) {
 
 func TestJSONShape(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "bench.json")
-	if err := writeJSON(path, []result{{"stock", "256k", "half", 5, 1, 2, 3, 4, 5, 6, 7, 8}}); err != nil {
+	if err := writeJSON(path, []result{{"stock", "256k", "half", 5, 1, 2, 3, 4, 5, 6, 7, 8, 0}}); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(path)

@@ -23,6 +23,8 @@ type result struct {
 	CPUMax float64 `json:"cpu_us_max"`
 	P50    float64 `json:"p50_ms"`
 	P99    float64 `json:"p99_ms"`
+	// Crossings are calls between Envoy and the Go module per request, where the case counts them.
+	Crossings float64 `json:"crossings,omitempty"`
 }
 
 func combine(caseName, body, loadName string, samples []sample) result {
@@ -40,7 +42,7 @@ func combine(caseName, body, loadName string, samples []sample) result {
 		RPS: median(rps), RPSMin: slices.Min(rps), RPSMax: slices.Max(rps),
 		CPU: median(cpu), CPUMin: slices.Min(cpu), CPUMax: slices.Max(cpu),
 		P50: median(each(func(s sample) float64 { return s.p50Ms })),
-		P99: median(each(func(s sample) float64 { return s.p99Ms })),
+		P99: median(each(func(s sample) float64 { return s.p99Ms })), Crossings: median(each(func(s sample) float64 { return s.crossings })),
 	}
 }
 
@@ -56,7 +58,7 @@ func find(results []result, caseName, body, loadName string) (result, bool) {
 // printTable writes the rows with their ratios to bare Envoy and to the floor.
 func printTable(w io.Writer, results []result) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "body\tload\tcase\treq/s\t(min–max)\tCPU µs/req\t(min–max)\tp50 ms\tp99 ms\t│ req/s\tCPU\t+µs\tp50\tp99 ×bare\t│ req/s\tCPU ×floor\t")
+	fmt.Fprintln(tw, "body\tload\tcase\treq/s\t(min–max)\tCPU µs/req\t(min–max)\tp50 ms\tp99 ms\t│ req/s\tCPU\t+µs\tp50\tp99 ×bare\t│ req/s\tCPU ×floor\t│ crossings\t")
 	for _, r := range results {
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%.0f\t(%.0f–%.0f)\t%.1f\t(%.1f–%.1f)\t%.2f\t%.2f\t", r.Body, r.Load, r.Case,
 			r.RPS, r.RPSMin, r.RPSMax, r.CPU, r.CPUMin, r.CPUMax, r.P50, r.P99)
@@ -69,6 +71,11 @@ func printTable(w io.Writer, results []result) error {
 			fmt.Fprintf(tw, "│ %.2f\t%.2f\t", r.RPS/f.RPS, r.CPU/f.CPU)
 		} else {
 			fmt.Fprint(tw, "│\t\t")
+		}
+		if r.Crossings > 0 {
+			fmt.Fprintf(tw, "│ %.1f\t", r.Crossings)
+		} else {
+			fmt.Fprint(tw, "│\t")
 		}
 		fmt.Fprintln(tw)
 	}

@@ -67,6 +67,7 @@ void take_values(request_t* r) {
 
 // enter checks what contrib's wrapper checks, in its order, and takes the lock.
 static CAPIStatus enter(request_t* r, const char* what) {
+  atomic_fetch_add_explicit(&r->crossings, 1, memory_order_relaxed);
   pthread_mutex_lock(&r->lock);
   const state_t* states[] = {&r->decoding, &r->encoding};
   bool processing = r->go.is_golang_processing_log != 0, left = processing;

@@ -50,6 +50,7 @@ static op_t* op_new(enum op_kind kind, state_t* s) {
 static CAPIStatus enter(void* state, const char* what) {
   state_t* s = state;
   request_t* r = request_of(s);
+  atomic_fetch_add_explicit(&r->crossings, 1, memory_order_relaxed);
   pthread_mutex_lock(&r->lock);
   CAPIStatus status = CAPIOK;
   if (!state_processing(s) && !r->go.is_golang_processing_log) {

@@ -250,6 +250,7 @@ EXPORT void envoy_dynamic_module_on_http_filter_stream_complete(
   if (r->entered) {
     take_values(r);
     r->go.is_golang_processing_log = 1;
+    atomic_fetch_add_explicit(&r->crossings, 1, memory_order_relaxed);
     plugin_enter("OnStreamComplete");
     r->plugin->on_stream_complete(&r->go);
     plugin_leave();
@@ -271,6 +272,8 @@ EXPORT void envoy_dynamic_module_on_http_filter_destroy(envoy_dynamic_module_typ
   raw_t raw[] = {r->decoding.raw, r->encoding.raw};
   r->decoding.raw = r->encoding.raw = (raw_t){0};
   pthread_mutex_unlock(&r->lock);
+  // OnDestroy and Finalize are two more.
+  config_crossed(r->config, atomic_load_explicit(&r->crossings, memory_order_relaxed) + 2);
   plugin_enter("OnDestroy");
   r->plugin->on_destroy(&r->go, terminate ? 1 : 0);
   plugin_leave();

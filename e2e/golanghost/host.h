@@ -100,6 +100,9 @@ void config_panicked(const filter_config_t* c);
 // with what its route adds.
 uint64_t config_merged(const filter_config_t* c, const void* route);
 void config_retain(filter_config_t* c);
+// config_crossed adds a request and its crossings to what Envoy's statistics
+// golanghost_requests and golanghost_crossings count, from Envoy 1.39 on.
+void config_crossed(filter_config_t* c, uint64_t crossings);
 void config_release(filter_config_t* c);
 
 // Between these two, the plugin runs on this thread; the watchdog looks on.
@@ -172,6 +175,8 @@ struct request {
   plugin_t* plugin;
   pthread_t worker;
   void* scheduler;
+
+  atomic_ulong crossings; // calls into Go and out of it
 
   pthread_mutex_t lock; // protects what follows
   struct op *first, *last;

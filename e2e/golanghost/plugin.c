@@ -47,6 +47,9 @@ struct filter_config {
   uint64_t id;
   void* envoy;
 
+  size_t requests_id, crossings_id;
+  bool counts; // they are Envoy's counters
+
   atomic_int references; // Envoy's, each request's, and the Go config's
   atomic_ulong panics;
 
@@ -236,6 +239,11 @@ envoy_dynamic_module_on_http_filter_config_new(envoy_dynamic_module_type_http_fi
     config_release(c);
     return NULL;
   }
+  c->counts = CB(http_filter_config_increment_counter) != NULL &&
+              CB(http_filter_config_define_counter)(envoy, MODULE("golanghost_requests", 19), NULL, 0,
+                                                    &c->requests_id) == envoy_dynamic_module_type_metrics_result_Success &&
+              CB(http_filter_config_define_counter)(envoy, MODULE("golanghost_crossings", 20), NULL, 0,
+                                                    &c->crossings_id) == envoy_dynamic_module_type_metrics_result_Success;
   go_config_t* g = guarded_new(sizeof(*g));
   g->config = c;
   config_retain(c);
@@ -418,6 +426,18 @@ EXPORT CAPIStatus envoyGoFilterHttpDefineMetric(void* config, uint32_t type, voi
   }
   pthread_mutex_unlock(&c->lock);
   return status;
+}
+
+void config_crossed(filter_config_t* c, uint64_t crossings) {
+  if (!c->counts) {
+    return;
+  }
+  pthread_mutex_lock(&c->lock);
+  if (!c->gone) {
+    CB(http_filter_config_increment_counter)(c->envoy, c->requests_id, NULL, 0, 1);
+    CB(http_filter_config_increment_counter)(c->envoy, c->crossings_id, NULL, 0, crossings);
+  }
+  pthread_mutex_unlock(&c->lock);
 }
 
 static metric_t* metric_of(filter_config_t* c, uint32_t id) {

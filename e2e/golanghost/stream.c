@@ -189,6 +189,7 @@ void into_go(request_t* r, const char* what) {
     r->entered = true;
     r->go.configId = config_merged(r->config, CB(get_most_specific_route_config)(r->envoy));
   }
+  atomic_fetch_add_explicit(&r->crossings, 1, memory_order_relaxed);
   plugin_enter(what);
 }
 

@@ -16,7 +16,10 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// packConfig reads an Any in YAML as Envoy does, and returns it serialized, in base64.
+// PackConfig reads an Any in YAML as Envoy does, and returns it serialized, in
+// base64, as golanghost takes plugin_config.
+func PackConfig(text string) (string, error) { return packConfig(text) }
+
 func packConfig(text string) (string, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
@@ -46,7 +49,8 @@ func packConfig(text string) (string, error) {
 }
 
 // envoyValue is a value of a Struct as Envoy's YAML loader makes it: of the
-// numbers it keeps integers below 2^32, and turns the others into strings.
+// numbers it keeps integers below 2^32, and turns the others into strings; the
+// words of YAML 1.1 are booleans.
 func envoyValue(n *yaml.Node) (*structpb.Value, error) {
 	switch n.Kind {
 	case yaml.AliasNode:
@@ -71,6 +75,14 @@ func envoyValue(n *yaml.Node) (*structpb.Value, error) {
 			items[i] = value
 		}
 		return structpb.NewListValue(&structpb.ListValue{Values: items}), nil
+	}
+	if n.Style == 0 && n.Tag == "!!str" { // without quotes
+		switch n.Value {
+		case "y", "Y", "yes", "Yes", "YES", "on", "On", "ON":
+			return structpb.NewBoolValue(true), nil
+		case "n", "N", "no", "No", "NO", "off", "Off", "OFF":
+			return structpb.NewBoolValue(false), nil
+		}
 	}
 	switch n.Tag {
 	case "!!null":
