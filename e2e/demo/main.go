@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shuntproxy/shunt/e2e/envoyrun"
 	"github.com/shuntproxy/shunt/internal/bootstrap"
 	"github.com/shuntproxy/shunt/scorer"
 )
@@ -41,7 +41,8 @@ type settings struct {
 	policy string
 
 	listen, admin, shuntAdmin string // of up; demo takes free ports
-	envoy                     string // for serve, which up calls: what build/envoy.sh found
+	envoy                     string // for serve, which up calls: what findEnvoy found
+	contrib                   string // Envoy contrib's path; empty has golanghost stand in for its golang filter
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
@@ -63,7 +64,7 @@ func command(out io.Writer) *cobra.Command {
 	}
 	root.SetOut(out)
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.PersistentFlags().StringVar(&s.door, "door", bootstrap.DoorStock, "how Envoy loads shunt: stock or contrib")
+	root.PersistentFlags().StringVar(&s.door, "door", bootstrap.DoorStock, "how Envoy loads shunt: stock, or contrib, in the Envoy that ENVOY_CONTRIB names or else in a stock one under golanghost")
 
 	show := &cobra.Command{Use: "show", Short: "send 300 chat requests and four bad ones, show what became of them, end", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return show(cmd.Context(), s, out) }}
@@ -90,8 +91,8 @@ func command(out io.Writer) *cobra.Command {
 func (s *settings) complete() error {
 	switch s.door {
 	case bootstrap.DoorStock:
-	case "contrib":
-		return errors.New("--door contrib: that door is not built yet; leave the flag out for stock")
+	case bootstrap.DoorContrib:
+		s.contrib = os.Getenv("ENVOY_CONTRIB")
 	default:
 		return fmt.Errorf("--door %q: unknown door, valid: stock, contrib", s.door)
 	}
@@ -118,11 +119,41 @@ func findRoot(dir string) (string, error) {
 	}
 }
 
-// module is libshunt.so, which must be built already.
-func (s *settings) module() (string, error) {
-	path := filepath.Join(s.root, "build", "out", "libshunt.so")
-	if _, err := os.Stat(path); err != nil {
-		return "", errors.New("build/out/libshunt.so is missing: run make build first")
+// loading is how Envoy loads shunt, as bootstrap.Options has it.
+type loading struct{ door, host, module, hostModule string }
+
+// loading finds the modules of the door, which must be built already.
+func (s *settings) loading() (loading, error) {
+	out := filepath.Join(s.root, "build", "out")
+	l := loading{door: s.door, module: filepath.Join(out, "libshunt.so")}
+	if s.door == bootstrap.DoorContrib {
+		l.module, l.host = filepath.Join(out, "libshunt_contrib.so"), bootstrap.HostContrib
+		if s.contrib == "" {
+			l.host, l.hostModule = bootstrap.HostGolanghost, filepath.Join(out, "libgolanghost.so")
+		}
+	}
+	for _, path := range []string{l.module, l.hostModule} {
+		if path == "" {
+			continue
+		}
+		if _, err := os.Stat(path); err != nil {
+			return l, fmt.Errorf("build/out/%s is missing: run make demo or make up, which build it", filepath.Base(path))
+		}
+	}
+	return l, nil
+}
+
+// findEnvoy is the Envoy to run: of the contrib door the one that ENVOY_CONTRIB names.
+func (s *settings) findEnvoy(ctx context.Context) (string, error) {
+	if s.contrib == "" {
+		return envoyrun.Binary(ctx, s.root, "")
+	}
+	path, err := filepath.Abs(s.contrib)
+	if err == nil {
+		_, err = os.Stat(path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("ENVOY_CONTRIB: %w", err)
 	}
 	return path, nil
 }

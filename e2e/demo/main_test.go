@@ -79,8 +79,6 @@ func startOwner(t *testing.T, flag, path string) (pid int, said string) {
 
 func TestArguments(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
-		{"show --door contrib", "not built yet"},
-		{"up --door contrib", "not built yet"},
 		{"show --door front", `--door "front": unknown door, valid: stock, contrib`},
 		{"show --policy best", `--policy "best": unknown policy, valid: random, least-request, least-kv-cache`},
 		{"up --policy=", `--policy "": unknown policy`},
@@ -112,9 +110,45 @@ func TestRootAndModule(t *testing.T) {
 	if got, err := findRoot(inner); got != dir || err != nil {
 		t.Errorf("root %q, %v; want %q", got, err, dir)
 	}
-	s := settings{root: dir}
-	if _, err := s.module(); err == nil || !strings.Contains(err.Error(), "make build") {
-		t.Errorf("without a module: %v", err)
+	out := filepath.Join(dir, "build", "out")
+	if err := os.Mkdir(out, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		settings
+		files []string
+		want  loading
+	}{
+		{settings{door: "stock"}, []string{"libshunt.so"}, loading{door: "stock"}},
+		{settings{door: "contrib"}, []string{"libshunt_contrib.so", "libgolanghost.so"}, loading{door: "contrib", host: "golanghost"}},
+		{settings{door: "contrib", contrib: "/envoy"}, []string{"libshunt_contrib.so"}, loading{door: "contrib", host: "contrib"}},
+	} {
+		c.root = dir
+		c.want.module = filepath.Join(out, c.files[0])
+		for i, name := range c.files {
+			if _, err := c.loading(); err == nil || !strings.Contains(err.Error(), "build/out/"+name+" is missing") {
+				t.Errorf("%+v without %s: %v", c.settings, name, err)
+			}
+			path := filepath.Join(out, name)
+			if err := os.WriteFile(path, nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if i == 1 {
+				c.want.hostModule = path
+			}
+		}
+		if got, err := c.loading(); got != c.want || err != nil {
+			t.Errorf("%+v: %+v, %v; want %+v", c.settings, got, err, c.want)
+		}
+		for _, name := range c.files {
+			if err := os.Remove(filepath.Join(out, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	s := settings{root: dir, door: "contrib", contrib: filepath.Join(dir, "nothing")}
+	if _, err := s.findEnvoy(t.Context()); err == nil || !strings.Contains(err.Error(), "ENVOY_CONTRIB") {
+		t.Errorf("an Envoy that isn't there: %v", err)
 	}
 }
 

@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shuntproxy/shunt/e2e/envoyrun"
 	"github.com/shuntproxy/shunt/filter"
 )
 
@@ -29,11 +28,11 @@ func show(ctx context.Context, s settings, out io.Writer) (err error) {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0); err != nil {
 		return fmt.Errorf("prctl: %w", err)
 	}
-	module, err := s.module()
+	loading, err := s.loading()
 	if err != nil {
 		return err
 	}
-	envoy, err := envoyrun.Binary(ctx, s.root, "")
+	envoy, err := s.findEnvoy(ctx)
 	if err != nil {
 		return err
 	}
@@ -43,7 +42,7 @@ func show(ctx context.Context, s settings, out io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	w, err := start(ctx, place{
-		module: module, envoy: envoy, listen: "127.0.0.1:0", admin: "127.0.0.1:0",
+		loading: loading, envoy: envoy, listen: "127.0.0.1:0", admin: "127.0.0.1:0",
 		shuntAdmin: "unix:" + filepath.Join(dir, "admin.sock"), dir: dir, policy: s.policy,
 	})
 	if err != nil {

@@ -16,8 +16,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/shuntproxy/shunt/e2e/envoyrun"
 )
 
 // news is the one message of serve to up.
@@ -35,7 +33,7 @@ const (
 
 // up starts serve in a session of its own, waits until it is ready and prints what to do with it.
 func up(ctx context.Context, s settings, out io.Writer) error {
-	if _, err := s.module(); err != nil {
+	if _, err := s.loading(); err != nil {
 		return err
 	}
 	dir := s.stateDir()
@@ -47,7 +45,7 @@ func up(ctx context.Context, s settings, out io.Writer) error {
 	} else if pid != 0 {
 		return fmt.Errorf("it is up already (process %d): make down ends it", pid)
 	}
-	envoy, err := envoyrun.Binary(ctx, s.root, "")
+	envoy, err := s.findEnvoy(ctx)
 	if err != nil {
 		return err
 	}
@@ -174,7 +172,7 @@ func serve(ctx context.Context, s settings) (err error) {
 // world starts what serve owns, with its files in the state folder. Holding the lock, it is alone in touching that folder
 // and in trying the ports.
 func (s settings) world(ctx context.Context, lock *os.File) (*world, error) {
-	module, err := s.module()
+	loading, err := s.loading()
 	if err != nil {
 		return nil, err
 	}
@@ -194,7 +192,7 @@ func (s settings) world(ctx context.Context, lock *os.File) (*world, error) {
 	}
 	out := os.Stderr // the log file
 	return start(ctx, place{
-		module: module, envoy: s.envoy, listen: s.listen, admin: s.admin, shuntAdmin: s.shuntAdmin, policy: s.policy, dir: dir,
+		loading: loading, envoy: s.envoy, listen: s.listen, admin: s.admin, shuntAdmin: s.shuntAdmin, policy: s.policy, dir: dir,
 		write: func(name string, text []byte) (string, error) {
 			path := filepath.Join(dir, name)
 			return path, os.WriteFile(path, text, 0o644)

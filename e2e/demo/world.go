@@ -58,7 +58,8 @@ type world struct {
 
 // place says where a world listens and keeps its files.
 type place struct {
-	module, envoy             string
+	loading                   loading
+	envoy                     string
 	listen, admin, shuntAdmin string // shuntAdmin is IP:port or unix:PATH
 	dir                       string // Envoy's working directory
 	policy                    string
@@ -87,7 +88,11 @@ func (w *world) start(ctx context.Context, p place) error {
 		}
 		w.engines = append(w.engines, e)
 	}
-	o := bootstrap.Options{Listen: p.listen, Admin: p.admin, Module: p.module, Document: w.document(p)}
+	l := p.loading
+	o := bootstrap.Options{
+		Door: l.door, Host: l.host, Module: l.module, HostModule: l.hostModule,
+		Listen: p.listen, Admin: p.admin, Document: w.document(p),
+	}
 	var err error
 	if p.write != nil {
 		if o.ConfigFile, err = p.write("shunt.yaml", o.Document); err != nil {
