@@ -16,23 +16,9 @@ import (
 	"github.com/shuntproxy/shunt/internal/sim"
 )
 
-// withConfig is a bootstrap in which shunt's config is this YAML, on one line,
-// as an operator would have written it.
-func (w *world) withConfig(t *testing.T, yaml string) []byte {
-	t.Helper()
-	const mark = "shunt's config goes here"
-	w.setup.edit = func(b doc) { w.d.filterConfig(b)["value"] = mark }
-	defer func() { w.setup.edit = nil }()
-	text := string(w.bootstrap(t))
-	if strings.Count(text, mark) != 1 {
-		t.Fatal("the place of shunt's config is not found")
-	}
-	return []byte(strings.Replace(text, mark, yaml, 1))
-}
-
 // TestRefusedAtStart: each problem is a line with its path, and Envoy ends.
 func TestRefusedAtStart(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := prepareWorld(t, d, setup{engines: 1})
 		static := "{static: " + w.static(w.engines...) + "}"
 		w.write(t, "broken.yaml", "pools: {default: {static: [{address: engine-1}]}}\npolicy: fastest\n")
@@ -52,7 +38,7 @@ func TestRefusedAtStart(t *testing.T) {
 		} {
 			t.Run(row.name, func(t *testing.T) {
 				o := w.envoyOptions(t)
-				o.Bootstrap = w.withConfig(t, row.config)
+				o.Bootstrap = w.withConfig(t, func() []byte { return w.bootstrap(t) }, row.config)
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
 				e, err := envoyrun.Start(ctx, o)
@@ -100,10 +86,10 @@ func checkLines(t *testing.T, log, wanted []string) {
 // TestNumbersThroughEnvoysYAML: Envoy makes strings of fractions and of whole
 // numbers from 2^32 on.
 func TestNumbersThroughEnvoysYAML(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := prepareWorld(t, d, setup{engines: 1})
 		o := w.envoyOptions(t)
-		o.Bootstrap = w.withConfig(t, `{pools: {default: {static: `+w.static(w.engines...)+`}},
+		o.Bootstrap = w.withConfig(t, func() []byte { return w.bootstrap(t) }, `{pools: {default: {static: `+w.static(w.engines...)+`}},
 			admin: {address: "unix:`+w.file("admin.sock")+`"}, scrape: {interval: 0.1s, maxBytes: 1048576.0},
 			limits: {requestBody: 2000.0, heldBodies: 5000000000, jsonDepth: "64"}, fallbacks: 0.0, subsetHeader: no, explain: {header: yes}}`)
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -138,7 +124,7 @@ func TestNumbersThroughEnvoysYAML(t *testing.T) {
 
 // TestValidateStartsNothing: no listener, no scrape, no file watch.
 func TestValidateStartsNothing(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := prepareWorld(t, d, setup{engines: 1, configFile: true})
 		// The admin address is taken, and to validate needs no address.
 		l, err := net.Listen("unix", w.file("admin.sock"))
@@ -165,7 +151,7 @@ func TestValidateStartsNothing(t *testing.T) {
 
 // TestAdmin is the listener for operators.
 func TestAdmin(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{})
 		for range 5 {
 			w.must(t, w.h1, call{body: strings.NewReader(chat)})
@@ -216,7 +202,7 @@ func TestAdmin(t *testing.T) {
 
 // TestReadyz is false until every endpoint has been heard of once.
 func TestReadyz(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := prepareWorld(t, d, setup{engines: 2, notReady: true, config: "scrape: {interval: 1m, timeout: 1m, staleAfter: 5m}\n"})
 		if err := w.engines[1].SetMetricsFault(sim.MetricsFault{Kind: sim.MetricsHang}); err != nil {
 			t.Fatal(err)
@@ -245,7 +231,7 @@ func startCold(t *testing.T, d door, config string, expect []string) (*world, *h
 // TestColdStart: requests that come before anything is known of an endpoint wait
 // for it, and are served.
 func TestColdStart(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w, hole := startCold(t, d, "", nil)
 		eventually(t, "/readyz is 503", func() string {
 			code, body := w.adminGet("/readyz")
@@ -270,7 +256,7 @@ func TestColdStart(t *testing.T) {
 
 // TestPortInUse is retried, said once, and no reason to fail.
 func TestPortInUse(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -299,7 +285,7 @@ func TestPortInUse(t *testing.T) {
 // requests and answers.
 func TestNoSecretsInOutputs(t *testing.T) {
 	const canary = "CANARY-5e0c1f"
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{engines: 1, expect: panicLines})
 		secret := header("authorization", "Bearer "+canary, "cookie", "s="+canary, "x-api-key", canary, "x-shunt-explain", "1")
 		bodies := []string{

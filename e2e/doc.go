@@ -7,7 +7,10 @@
 // sleeping: tests wait for counts of the engines, lines of Envoy's log, or for
 // what /statusz.json shows.
 //
-//	go test ./e2e                         everything, under three minutes on two cores
+// The contrib door's library runs in the same stock Envoy, under golanghost.
+//
+//	go test ./e2e                         everything, about five minutes on two cores
+//	ENVOY_CONTRIB=path go test ./e2e      in that contrib Envoy too, under its own golang filter
 //	go test ./e2e -envoy 1.40.0           in that release of Envoy
 //	go test ./e2e -modules DIR            with the modules in DIR, built by make e2e or by hand
 //	go test -short ./...                  without this package's tests

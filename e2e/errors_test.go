@@ -77,7 +77,7 @@ func startWithDead(t *testing.T, d door) *world {
 // TestErrors is what clients, access logs and metadata see of each error, and
 // that the client's connection lives on.
 func TestErrors(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := startWithDead(t, d)
 		t.Run("h1, all on one connection", func(t *testing.T) {
 			c := w.dial(t)
@@ -138,7 +138,7 @@ func TestErrors(t *testing.T) {
 				if a.at("shunt", "reason") != row.code {
 					t.Errorf("metadata reason %v", a.at("shunt", "reason"))
 				}
-				if want := "shunt_" + row.code; d.grpcDetails && a["details"] != want {
+				if want := "shunt_" + row.code; a["details"] != want {
 					t.Errorf("details %v, want %s", a["details"], want)
 				}
 			})
@@ -198,7 +198,7 @@ func (w *world) checkError(t *testing.T, row errorRow, r reply) {
 // TestAllEndpointsGone is what requests without a model get then, gRPC ones
 // too.
 func TestAllEndpointsGone(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{engines: 1})
 		_ = w.engines[0].Close()
 		w.waitState(t, w.engines[0], "not-ready")
@@ -220,7 +220,7 @@ func TestAllEndpointsGone(t *testing.T) {
 // TestEnvoysOwnErrors come as OpenAI error objects too, and for gRPC clients
 // as Envoy makes them.
 func TestEnvoysOwnErrors(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{engines: 1, edit: func(b doc) {
 			routes := b.virtualHost()["routes"].([]any)
 			routes[len(routes)-1].(doc)["match"] = doc{"prefix": "/v1"}

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -69,22 +70,67 @@ func prepare() error {
 	} else {
 		modulesDir = filepath.Join(root, "build", "out", "e2e")
 	}
+	built := map[string]bool{}
 	for _, d := range doors() {
-		if *modulesFlag == "" {
-			build := exec.Command("go", "build", "-tags", "shunttest", "-trimpath", "-buildmode=c-shared", "-o", modulePath(d), d.main)
-			build.Dir = root
-			if out, err := build.CombinedOutput(); err != nil {
-				return fmt.Errorf("building %s: %w (make build copies abi.h, which it needs)\n%s", d.module, err, out)
+		if *modulesFlag == "" && !built[d.module] {
+			if err := build(root, "go", "build", "-tags", "shunttest", "-trimpath", "-buildmode=c-shared", "-o", modulePath(d.module), d.main); err != nil {
+				return fmt.Errorf("%w (make build copies abi.h, which it needs)", err)
+			}
+			built[d.module] = true
+		}
+		if d.host == bootstrap.HostGolanghost && *modulesFlag == "" {
+			if err := buildGolanghost(root); err != nil {
+				return err
 			}
 		}
-		if _, err := os.Stat(modulePath(d)); err != nil {
-			return fmt.Errorf("the module of door %s is missing: %w", d.name, err)
+		for _, name := range d.files() {
+			if _, err := os.Stat(modulePath(name)); err != nil {
+				return fmt.Errorf("a module of door %s is missing: %w", d.name, err)
+			}
 		}
 	}
 	return nil
 }
 
-func modulePath(d door) string { return filepath.Join(modulesDir, d.module) }
+// golanghost stands in for Envoy's golang filter.
+const golanghost = "libgolanghost.so"
+
+// files are the modules that a door needs.
+func (d door) files() []string {
+	if d.host == bootstrap.HostGolanghost {
+		return []string{d.module, golanghost}
+	}
+	return []string{d.module}
+}
+
+func build(root, program string, args ...string) error {
+	cmd := exec.Command(program, args...)
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", program, strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+func buildGolanghost(root string) error {
+	args := []string{"-std=c11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"}
+	for _, pkg := range []string{"source/extensions/dynamic_modules/abi", "contrib/golang/common/go/api"} {
+		list := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/envoyproxy/envoy/"+pkg)
+		list.Dir = root
+		dir, err := list.Output()
+		if err != nil {
+			return fmt.Errorf("go list %s: %w", pkg, err)
+		}
+		args = append(args, "-I"+strings.TrimSpace(string(dir)))
+	}
+	sources, err := filepath.Glob(filepath.Join(root, "e2e", "golanghost", "*.c"))
+	if err != nil {
+		return err
+	}
+	return build(root, "cc", append(append(append(args, "-o", modulePath(golanghost)), sources...), "-ldl")...)
+}
+
+func modulePath(name string) string { return filepath.Join(modulesDir, name) }
 
 // setup says how a world differs from one Envoy with two workers, and shunt in
 // front of engines that all serve model m.
@@ -141,8 +187,11 @@ func prepareWorld(t *testing.T, d door, s setup) *world {
 		w.engines = append(w.engines, startEngine(t, s.engine))
 	}
 	w.options = bootstrap.Options{
-		Door: d.name, Listen: "127.0.0.1:0", Admin: "127.0.0.1:0", Module: modulePath(d),
+		Door: d.door, Host: d.host, Listen: "127.0.0.1:0", Admin: "127.0.0.1:0", Module: modulePath(d.module),
 		Document: []byte(w.document(s.config)), ExtraRoutes: s.routes, ExtraClusters: s.clusters,
+	}
+	if d.host == bootstrap.HostGolanghost {
+		w.options.HostModule = modulePath(golanghost)
 	}
 	if s.configFile {
 		w.options.ConfigFile = w.file("shunt.yaml")
@@ -297,12 +346,12 @@ func excerpt(lines []string) []string {
 func (w *world) envoyOptions(t *testing.T) envoyrun.Options {
 	t.Helper()
 	o := envoyrun.Options{
-		Binary: envoyBinary, Bootstrap: w.bootstrap(t), Concurrency: 2, Dir: w.dir,
+		Binary: cmp.Or(w.d.envoy, envoyBinary), Bootstrap: w.bootstrap(t), Concurrency: 2, Dir: w.dir,
 		OnLine: w.records.add,
 		Env:    []string{"ENVOY_DYNAMIC_MODULES_SEARCH_PATH=" + modulesDir},
 		Args:   append([]string{"--file-flush-interval-msec", "20"}, w.setup.args...),
 	}
-	for _, p := range w.setup.expect {
+	for _, p := range append(w.d.errorLines, w.setup.expect...) {
 		o.Expect = append(o.Expect, regexp.MustCompile(p))
 	}
 	return o
@@ -336,11 +385,17 @@ func (w *world) write(t *testing.T, name, text string) {
 // writeListener replaces the listener's file by what the options say now.
 func (w *world) writeListener(t *testing.T) {
 	t.Helper()
+	w.write(t, "lds.yaml", string(w.listener(t)))
+}
+
+// listener is the listener's file as the options say now.
+func (w *world) listener(t *testing.T) []byte {
+	t.Helper()
 	text, err := bootstrap.Listener(w.options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.write(t, "lds.yaml", string(w.edited(t, text)))
+	return w.edited(t, text)
 }
 
 // adminGet asks shunt's admin listener; status 0 is no answer.
@@ -596,5 +651,8 @@ func (d doc) listener() doc {
 func (d doc) hcm() doc {
 	return d.listener().at("filter_chains", 0, "filters", 0, "typed_config").(doc)
 }
+
+// filter is the configuration of the HTTP filter that loads shunt.
+func (d doc) filter() doc { return d.hcm().at("http_filters", 0, "typed_config").(doc) }
 
 func (d doc) virtualHost() doc { return d.hcm().at("route_config", "virtual_hosts", 0).(doc) }

@@ -14,7 +14,7 @@ import (
 // TestClientAborts: a client that leaves, whenever that is, leaves nothing
 // behind.
 func TestClientAborts(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{engines: 1})
 		engine := w.engines[0]
 		for proto, c := range w.protocols() {

@@ -26,7 +26,7 @@ func TestPanics(t *testing.T) {
 		{where: "too large", query: call{path: "/v1/completions"}, final: true},
 		{where: "finish", undecided: true},
 	}
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		for _, onError := range []string{"reject", "route"} {
 			t.Run(onError, func(t *testing.T) {
 				w := start(t, d, setup{config: "onInternalError: " + onError + "\n", expect: panicLines})
@@ -104,7 +104,7 @@ func TestPanics(t *testing.T) {
 // TestPanicAfterWaiting: the panic comes when a request that waited for the
 // pool's start is decided.
 func TestPanicAfterWaiting(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		for onError, want := range map[string]int{"reject": 500, "route": 200} {
 			t.Run(onError, func(t *testing.T) {
 				w, hole := startCold(t, d, "onInternalError: "+onError+"\n", panicLines)

@@ -136,12 +136,8 @@ func TestListenerReload(t *testing.T) {
 		w.waitStat(t, "listener_manager.lds.update_success", func(n int64) bool { return n >= 4 })
 
 		t.Run("refused by shunt", func(t *testing.T) {
-			w.setup.edit = func(b doc) {
-				c := d.filterConfig(b)["value"].(doc)
-				c["policy"], c["scrape"] = "fastest", doc{"interval": "1ms", "nonsense": true}
-			}
-			w.writeListener(t)
-			w.setup.edit = nil
+			w.write(t, "lds.yaml", string(w.withConfig(t, func() []byte { return w.listener(t) },
+				oneLine(t, w.document("policy: fastest\nscrape: {interval: 1ms, nonsense: true}\n")))))
 			w.waitStat(t, "listener_manager.lds.update_rejected", func(n int64) bool { return n == 1 })
 			for _, problem := range []string{`policy.*: unknown policy "fastest"`, `scrape\.interval.*: `, `scrape\.nonsense.*: `} {
 				w.waitLog(t, `\[error\].*shunt: .*`+problem)
@@ -183,7 +179,7 @@ func TestListenerReload(t *testing.T) {
 // TestNewestDefinitionCounts: while Envoy drains the old listener two live
 // configurations define the pool differently.
 func TestNewestDefinitionCounts(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{lds: true})
 		gone, kept := w.engines[0], w.engines[1]
 		w.setup.pools = "pools: {default: {static: " + w.static(kept) + "}}\n"
@@ -211,7 +207,7 @@ func TestNewestDefinitionCounts(t *testing.T) {
 // TestOldConfigurationsEnd waits for Envoy to drop the old filter config: what
 // stays in use keeps running.
 func TestOldConfigurationsEnd(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{lds: true, args: []string{"--drain-time-s", "1", "--drain-strategy", "immediate"}})
 		before := w.status(t)
 		// What is still open when the drain time ends is cut, and leaves nothing.

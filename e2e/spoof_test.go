@@ -37,7 +37,7 @@ var spoofNames = []string{"X-Gateway-Destination-Endpoint-Served", "X-Gateway-De
 // TestSpoofedDestinations sends each spoof on each kind of path, with both
 // locks and with the bootstrap's taken out, where shunt runs.
 func TestSpoofedDestinations(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		for _, locks := range []string{"both locks", "shunt alone"} {
 			t.Run(locks, func(t *testing.T) {
 				trap := startCanary(t)
@@ -204,7 +204,7 @@ func (w *world) spoof2(t *testing.T, id, method, path, body string, spoof, trail
 // TestSpoofedTrailers: the same names as trailers, which steer nothing, but
 // must not reach an engine that might believe them.
 func TestSpoofedTrailers(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		trap := startCanary(t)
 		safe := startEngine(t, sim.Config{})
 		w := start(t, d, setup{routes: d.route("/off", "plain", "disabled: true"), clusters: plainCluster(safe.Addr())})
@@ -269,7 +269,7 @@ func TestSpoofedTrailers(t *testing.T) {
 
 // TestSubsetHeader is what a trusted hop may say, if the config lets it.
 func TestSubsetHeader(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{engines: 3, config: "subsetHeader: true\n"})
 		for i := range 30 {
 			want := w.engines[i%3]
