@@ -97,7 +97,7 @@ DEMO_FLAGS = $(if $(DOOR),--door $(DOOR)) $(if $(POLICY),--policy $(POLICY)) $(A
 
 # A built binary, not go run: a signal would end go run and orphan the demo.
 .PHONY: demo-tool
-demo-tool: build
+demo-tool: build $(HOST)
 	@mkdir -p $(OUT)/demo
 	@CGO_ENABLED=0 go build -trimpath -o $(DEMO) ./e2e/demo
 
@@ -110,7 +110,7 @@ down: ## end what make up started
 	@if [ -x $(DEMO) ]; then $(DEMO) down; else echo "Nothing is up."; fi
 
 .PHONY: bench
-bench: build ## CPU, throughput and latency beside bare Envoy and an empty Go module
+bench: build $(HOST) ## CPU, throughput and latency beside bare Envoy and an empty Go module
 	$(MODULE) -o $(OUT)/libfloor.so ./build/floor
 	go run ./e2e/bench
 

@@ -268,6 +268,7 @@ func queryConfig(p *config.Prometheus) metricsync.QueryConfig {
 
 // fileWatch follows a configuration file.
 type fileWatch struct {
+	path   string
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 }
@@ -281,13 +282,26 @@ func (w *fileWatch) stop() {
 // leaves what is in use.
 func (rt *Runtime) watchConfig(gen *Generation, path string) *fileWatch {
 	ctx, cancel := context.WithCancel(context.Background())
-	w := &fileWatch{cancel: cancel}
+	w := &fileWatch{path: path, cancel: cancel}
 	last := ""
 	w.done.Go(func() {
 		defer rt.contain("watching " + path)
 		discovery.Watch(ctx, path, func() { last = rt.reload(gen, path, last) })
 	})
 	return w
+}
+
+// newestOf reports whether gen is the newest of the configurations that follow
+// a file: Envoy keeps old ones for its drain time, and they all see it change.
+func (rt *Runtime) newestOf(gen *Generation, path string) bool {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	for g := range rt.live {
+		if g.watcher != nil && g.watcher.path == path && g.order > gen.order {
+			return false
+		}
+	}
+	return true
 }
 
 // reload reads a configuration file again. It returns the error it logged, so
@@ -310,7 +324,7 @@ func (rt *Runtime) reload(gen *Generation, path, last string) (failed string) {
 		return last
 	}
 	if err != nil {
-		if err.Error() != last {
+		if err.Error() != last && rt.newestOf(gen, path) {
 			rt.metrics.reloads.WithLabelValues("refused").Inc()
 			rt.log(slog.LevelError, fmt.Sprintf("configFile %s: %v\nkeeping the last good configuration", path, err))
 		}

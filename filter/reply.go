@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/shuntproxy/shunt/internal/openai"
@@ -147,4 +148,12 @@ func (r *Request) routeAnyway(where string, v *Verdict) (ok bool) {
 	return true
 }
 
-func quote(s string) string { return strconv.Quote(s) }
+// maxQuoted bounds what a message repeats of a request: for gRPC it is a header.
+const maxQuoted = 200
+
+func quote(s string) string {
+	if len(s) > maxQuoted {
+		return strconv.Quote(strings.ToValidUTF8(s[:maxQuoted], "")) + "…"
+	}
+	return strconv.Quote(s)
+}

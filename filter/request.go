@@ -100,6 +100,7 @@ func (r *Request) Headers(h *Head, endStream bool, route *Route, v *Verdict) {
 	}
 	if r.rules == nil { // nothing in the payload would change the pick
 		r.policy = scorer.LeastRequest
+		r.size = max(0, h.ContentLength) // what is held if it waits
 		r.decide(now, v)
 		return
 	}

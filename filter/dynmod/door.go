@@ -295,12 +295,16 @@ func shuntRequest(envoy unsafe.Pointer, config, route C.uint32_t, ref *C.shunt_r
 	w, s := begin(envoy, config, ref)
 	w.readHead(headers, count)
 	s.Headers(&w.head, false, door.routes.get(route), &w.verdict)
+	size := w.readBody(chunks, pieces)
 	if w.verdict.Action != filter.NeedBody {
-		return record(&w.verdict, tape)
+		clear(w.chunks)
+		action = record(&w.verdict, tape)
+		tape.limit = C.int64_t(size) // what Envoy has to hold if the request waits
+		return action
 	}
 	limit := w.verdict.BodyLimit
 	record(&w.verdict, tape) // what to remove stands, whatever the body says
-	if size := w.readBody(chunks, pieces); size > limit {
+	if size > limit {
 		w.verdict.Reset()
 		s.TooLarge(&w.verdict)
 	} else {

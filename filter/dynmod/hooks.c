@@ -38,7 +38,6 @@ typedef struct {
   shunt_ref ref;
   uint8_t state;
   bool routed;      // we set a destination
-  bool same_hook;   // the headers were read in the hook that applies the verdict
   bool local_reply; // the response is not the upstream's
   bool answered;    // response headers of the upstream came
   bool complete;    // and its response to the end
@@ -201,8 +200,9 @@ static void remove_header(envoy_t envoy, envoy_dynamic_module_type_http_header_t
 
 // set_destination replaces whatever another filter may have put there since
 // the client's was removed: the cluster reads the first value.
-static void set_destination(envoy_t envoy, stream_t* s, envoy_dynamic_module_type_module_buffer value) {
-  if (!s->same_hook && has_header(envoy, KIND(RequestHeader), LITERAL(DESTINATION_HEADER))) {
+static void set_destination(envoy_t envoy, stream_t* s, envoy_dynamic_module_type_module_buffer value,
+                            bool same_hook) {
+  if (!same_hook && has_header(envoy, KIND(RequestHeader), LITERAL(DESTINATION_HEADER))) {
     CB(http_set_header)(envoy, KIND(RequestHeader), LITERAL(DESTINATION_HEADER), value);
   } else {
     CB(http_add_header)(envoy, KIND(RequestHeader), LITERAL(DESTINATION_HEADER), value);
@@ -259,9 +259,11 @@ static void raise_buffer_limit(envoy_t envoy, int64_t limit) {
 }
 
 // apply does what a tape says, the reply last. It sets the stream's state
-// first, since a reply runs other hooks.
+// first, since a reply runs other hooks and may free the stream: after a reply
+// the caller touches nothing of it. same_hook means that the headers were read
+// in the hook that applies the verdict.
 static void apply(envoy_t envoy, stream_t* s, shunt_tape* tape, int action,
-                  envoy_dynamic_module_type_http_header_type kind) {
+                  envoy_dynamic_module_type_http_header_type kind, bool same_hook) {
   const envoy_dynamic_module_type_module_buffer none = {NULL, 0};
   reply_t reply = {0};
   texts_t texts = {0};
@@ -272,7 +274,7 @@ static void apply(envoy_t envoy, stream_t* s, shunt_tape* tape, int action,
       CB(http_set_header)(envoy, kind, r.key, none);
       break;
     case SHUNT_OP_DESTINATION:
-      set_destination(envoy, s, r.value);
+      set_destination(envoy, s, r.value, same_hook);
       break;
     case SHUNT_OP_TEXT:
       if (texts.count == MAX_BATCH) {
@@ -385,7 +387,7 @@ static int decide_headers(envoy_t envoy, stream_t* s, const shunt_header* header
   WITH_TAPE(tape)
   const int action =
       shuntHeaders(envoy, s->config, route_of(envoy), &s->ref, (shunt_header*)headers, count, end_of_stream, &tape);
-  apply(envoy, s, &tape, action, KIND(RequestHeader));
+  apply(envoy, s, &tape, action, KIND(RequestHeader), true);
   tape_free(&tape);
   return action;
 }
@@ -396,7 +398,8 @@ static bool is_header(const shunt_header* h, const char* name, size_t length) {
 #define IS_HEADER(h, name) is_header(h, name, sizeof(name) - 1)
 
 // body_is_near reports whether a small body is sure to follow: its length is
-// announced, and it is not a tunnel's. Most often it is already there, and one
+// announced, the client waits for nothing (Envoy takes expect away where it
+// answers that itself), and it is not a tunnel's. Most often it is already there, and one
 // call decides headers and body. A longer body, or one of unknown length, may
 // be refused by its headers alone.
 static bool body_is_near(const shunt_header* headers, size_t count) {
@@ -405,7 +408,7 @@ static bool body_is_near(const shunt_header* headers, size_t count) {
     const shunt_header* h = &headers[i];
     if (IS_HEADER(h, "content-length")) {
       near = h->value_length > 0 && h->value_length <= 5 && h->value_ptr[0] != '0'; // under 100,000 bytes
-    } else if (IS_HEADER(h, "upgrade") ||
+    } else if (IS_HEADER(h, "upgrade") || IS_HEADER(h, "expect") ||
                (IS_HEADER(h, ":method") && h->value_length == 7 && memcmp(h->value_ptr, "CONNECT", 7) == 0)) {
       return false;
     }
@@ -428,9 +431,7 @@ envoy_dynamic_module_type_on_http_filter_request_headers_status envoy_dynamic_mo
   if (!end_of_stream && body_is_near(headers, count)) {
     s->state = STATE_HEADERS;
   } else {
-    s->same_hook = true;
     action = decide_headers(envoy, s, headers, count, end_of_stream);
-    s->same_hook = false;
   }
   if (headers != memory) {
     free(headers);
@@ -444,9 +445,7 @@ static int late_headers(envoy_t envoy, stream_t* s) {
   shunt_header memory[HEADERS_ON_STACK];
   size_t count;
   shunt_header* headers = all_headers(envoy, KIND(RequestHeader), memory, &count);
-  s->same_hook = true;
   const int action = decide_headers(envoy, s, headers, count, false);
-  s->same_hook = false;
   if (headers != memory) {
     free(headers);
   }
@@ -525,9 +524,7 @@ static int whole_request(envoy_t envoy, stream_t* s) {
   if (action == SHUNT_WAIT) {
     raise_buffer_limit(envoy, tape.limit); // Envoy is about to buffer the body
   }
-  s->same_hook = true;
-  apply(envoy, s, &tape, action, KIND(RequestHeader));
-  s->same_hook = false;
+  apply(envoy, s, &tape, action, KIND(RequestHeader), true);
   tape_free(&tape);
   return action;
 }
@@ -558,7 +555,7 @@ envoy_dynamic_module_type_on_http_filter_request_body_status envoy_dynamic_modul
   }
   WITH_TAPE(tape)
   const int action = s->body > s->limit ? shuntTooLarge(s->ref, &tape) : whole_body(envoy, s, true, &tape);
-  apply(envoy, s, &tape, action, KIND(RequestHeader));
+  apply(envoy, s, &tape, action, KIND(RequestHeader), false);
   tape_free(&tape);
   return body_status(action);
 }
@@ -566,8 +563,8 @@ envoy_dynamic_module_type_on_http_filter_request_body_status envoy_dynamic_modul
 envoy_dynamic_module_type_on_http_filter_request_trailers_status envoy_dynamic_module_on_http_filter_request_trailers(
     envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module) {
   stream_t* s = (stream_t*)module;
-  if (s->state == STATE_HEADERS) { // no body came after all
-    late_headers(envoy, s);
+  if (s->state == STATE_HEADERS && late_headers(envoy, s) == SHUNT_REPLY) { // no body came after all
+    return TRAILERS(StopIteration);
   }
   if (s->state == STATE_REPLIED) {
     return TRAILERS(StopIteration);
@@ -582,7 +579,7 @@ envoy_dynamic_module_type_on_http_filter_request_trailers_status envoy_dynamic_m
       free(headers);
     }
     const uint8_t state = s->state;
-    apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestTrailer));
+    apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestTrailer), false);
     s->state = state; // removing trailers decides nothing
     tape_free(&tape);
   }
@@ -596,7 +593,7 @@ envoy_dynamic_module_type_on_http_filter_request_trailers_status envoy_dynamic_m
   }
   WITH_TAPE(tape)
   const int action = whole_body(envoy, s, false, &tape);
-  apply(envoy, s, &tape, action, KIND(RequestHeader));
+  apply(envoy, s, &tape, action, KIND(RequestHeader), false);
   tape_free(&tape);
   return action == SHUNT_CONTINUE ? TRAILERS(Continue) : TRAILERS(StopIteration);
 }
@@ -612,7 +609,7 @@ void envoy_dynamic_module_on_http_filter_scheduled(envoy_dynamic_module_type_htt
   }
   WITH_TAPE(tape)
   const int action = shuntResume(s->ref, &tape);
-  apply(envoy, s, &tape, action, KIND(RequestHeader));
+  apply(envoy, s, &tape, action, KIND(RequestHeader), false);
   tape_free(&tape);
   if (action == SHUNT_CONTINUE) {
     CB(http_filter_continue_decoding)(envoy);
@@ -646,7 +643,7 @@ static void served_elsewhere(envoy_t envoy, stream_t* s) {
   }
   WITH_TAPE(tape)
   shuntServed(s->ref, (char*)address.ptr, address.length, &tape);
-  apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader));
+  apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader), false);
   tape_free(&tape);
 }
 
@@ -698,7 +695,7 @@ void envoy_dynamic_module_on_http_filter_stream_complete(envoy_dynamic_module_ty
   s->ref.slot = 0;
   shuntFinish(ref, s->answered, s->details, s->details_length, first_byte, &tape);
   const uint8_t state = s->state;
-  apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader));
+  apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader), false);
   s->state = state;
   tape_free(&tape);
 }

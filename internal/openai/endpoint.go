@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"net/url"
 	"slices"
 	"strings"
 )
@@ -173,6 +174,13 @@ func Lookup(method, path string, prefixes []string) *Endpoint {
 	}
 	if i := strings.IndexByte(path, '?'); i >= 0 {
 		path = path[:i]
+	}
+	if strings.IndexByte(path, '%') >= 0 {
+		// Engines decode a path before they route it, so what they would serve
+		// must not pass for another path here.
+		if decoded, err := url.PathUnescape(path); err == nil {
+			path = decoded
+		}
 	}
 	path = strings.TrimSuffix(path, "/")
 	if e := byPath[path]; e != nil {

@@ -65,6 +65,11 @@ func TestLookup(t *testing.T) {
 		{"POST", "/v1/chat/completions/", "chat/completions"},
 		{"POST", "/v1/chat/completions?api-version=1&x=/v1/rerank", "chat/completions"},
 		{"POST", "/v1/chat/completions/?x", "chat/completions"},
+		{"POST", "/v1/chat%2Fcompletions", "chat/completions"}, // engines decode before they route
+		{"POST", "/v1%2fchat/%63ompletions?q=%2F", "chat/completions"},
+		{"POST", "/v1/chat/completions%2F", "chat/completions"},
+		{"POST", "/v1/chat%252Fcompletions", ""}, // decoded once
+		{"POST", "/v1/chat/completions%", ""},
 		{"POST", "/openai/v1/completions", "completions"},
 		{"POST", "/team/a/v1/embeddings", "embeddings"},
 		{"POST", "/rerank", "rerank"},
