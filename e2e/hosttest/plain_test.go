@@ -103,6 +103,14 @@ func buildPlain(t *testing.T, out string, flags ...string) {
 	}
 }
 
+// wantClean runs all streams and wants no fault, whatever became of each.
+func (p plainly) wantClean(t *testing.T) {
+	t.Helper()
+	if out, err := p.run(t); err != nil || !strings.Contains(out, fmt.Sprintf("streams %d ", p.streams)) || strings.Contains(out, "Sanitizer") || strings.Contains(out, "DATA RACE") {
+		t.Errorf("%v\n%s", err, tail(out))
+	}
+}
+
 // golanghost, the plugin and plainhost under AddressSanitizer.
 func TestAddressSanitizer(t *testing.T) {
 	dir := t.TempDir()
@@ -127,6 +135,33 @@ func TestAddressSanitizer(t *testing.T) {
 	p.vary = "x-do=raw-after-continue"
 	if out, err := p.run(t); err == nil || !strings.Contains(out, "heap-use-after-free") {
 		t.Errorf("a use of freed memory is not reported: %v\n%s", err, tail(out))
+	}
+}
+
+// announced makes the plain host's requests tell the length of their body, or
+// lie about it: the stock door then decides headers and body in one call.
+const announced = "content-length=100,5000,0,7"
+
+// The stock door under AddressSanitizer, with a pool that is empty and refuses,
+// and with requests that announce their bodies.
+func TestAddressSanitizerStock(t *testing.T) {
+	dir := t.TempDir()
+	host, module := filepath.Join(dir, "plainhost"), filepath.Join(dir, "libshunt.so")
+	buildPlain(t, host, "-fsanitize=address", "-fno-omit-frame-pointer")
+	if err := buildPlugin(module, "./build/libshunt", "-asan"); err != nil {
+		t.Fatal(err)
+	}
+	for name, pool := range map[string]string{"empty": "", "one": fmt.Sprintf("{address: %q, labels: {model.aibrix.ai/name: m}}", engine(t))} {
+		for _, vary := range []string{announced, "content-type=application/json,application/grpc"} {
+			t.Run(name+" "+vary, func(t *testing.T) {
+				plainly{
+					host: host, module: module, vary: vary, streams: 3000,
+					config: "pools: {default: {static: [" + pool + "]}}\nlimits: {requestBody: 1KiB}\nadmin: {address: \"\"}\n",
+					args:   []string{"--leave", "--reload", "20"},
+					env:    []string{"ASAN_OPTIONS=detect_leaks=0"}, // a Go runtime never frees all
+				}.wantClean(t)
+			})
+		}
 	}
 }
 
@@ -239,6 +274,7 @@ func TestRaceDetector(t *testing.T) {
 		module := build(t, "build/libshunt", "-tags", "shunttest")
 		config, route := shunt(t)
 		run(t, module, config, route, waits).wantEnd(t)
+		run(t, module, config, route, announced).wantClean(t)
 	})
 	t.Run("contrib", func(t *testing.T) {
 		library := build(t, "build/libshunt_contrib", "-tags", "shunttest")
