@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -90,7 +91,7 @@ plugins_config: {shunt: {config: {"@type": type.googleapis.com/google.protobuf.S
 			},
 		})
 	}
-	return all
+	return slices.DeleteFunc(all, func(d door) bool { return *doorFlag != "" && d.name != *doorFlag })
 }
 
 // filterName is the HTTP filter's in the reference bootstrap.

@@ -33,6 +33,7 @@ import (
 
 var (
 	modulesFlag = flag.String("modules", "", "folder with the modules to test, built with -tags shunttest; empty builds them")
+	doorFlag    = flag.String("door", "", "the one door to test; empty tests all. The contrib doors are for Envoy 1.39, as their SDK is")
 	envoyFlag   = flag.String("envoy", "", "release of Envoy to test in, such as 1.40.0; empty is what build/envoy.sh finds")
 
 	envoyBinary string // set once by TestMain
