@@ -88,9 +88,7 @@ test-matrix: build ## the e2e suite of the stock door on Envoy 1.38, 1.39 and 1.
 FUZZTIME ?= 20s
 .PHONY: fuzz
 fuzz: $(ABI) ## each fuzz target for FUZZTIME (20s)
-	@set -e; go list -f '{{.ImportPath}} {{.Dir}}' ./... | while read -r pkg dir; do \
-	  for t in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' "$$dir"/*_test.go 2>/dev/null | cut -c6-); do \
-	    echo "== $$pkg $$t"; go test -run '^$$' -fuzz "^$$t\$$" -fuzztime $(FUZZTIME) "$$pkg"; done; done
+	@build/fuzz.sh $(FUZZTIME)
 
 DEMO       := $(OUT)/demo/demo
 DEMO_FLAGS = $(if $(DOOR),--door $(DOOR)) $(if $(POLICY),--policy $(POLICY)) $(ARGS)
