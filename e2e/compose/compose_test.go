@@ -120,7 +120,7 @@ func order(p *types.Project) []string {
 // TestServices runs the demo, and sends it a chat.
 func TestServices(t *testing.T) {
 	if *outFlag == "" {
-		t.Skip("needs -out, the folder of what make build leaves: make e2e gives it")
+		t.Skip("needs -out, the folder of what make build leaves: make e2e-host gives it")
 	}
 	out := absolute(t, *outFlag)
 	p := project(t)

@@ -111,7 +111,7 @@ func TestDockerfile(t *testing.T) {
 // TestLibraries: what make build left loads in the image, and fits its name in the Dockerfile.
 func TestLibraries(t *testing.T) {
 	if *outFlag == "" {
-		t.Skip("needs -out, the folder of what make build leaves: make e2e gives it")
+		t.Skip("needs -out, the folder of what make build leaves: make e2e-host gives it")
 	}
 	_, stages := dockerfile(t)
 	libraries := []string{"2.35"}
