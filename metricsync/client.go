@@ -233,7 +233,8 @@ func (c *client) oneHead() (out answer, err error) {
 	if out.status, err = strconv.Atoi(string(l[9:12])); err != nil || out.status < 100 {
 		return out, errHead
 	}
-	b := body{kind: bodyToClose, keep: l[7] != '0'}
+	old := l[7] == '0' // HTTP/1.0
+	b := body{kind: bodyToClose, keep: !old}
 	length := int64(-1)
 	for size := len(l); ; {
 		if l, err = c.line(); err != nil {
@@ -258,6 +259,9 @@ func (c *client) oneHead() (out answer, err error) {
 			}
 			length = int64(n)
 		case isToken(name, "transfer-encoding"):
+			if old {
+				continue // it has no meaning there, and net/http ignores it too
+			}
 			if !isToken(value, "chunked") {
 				return out, errHead
 			}
