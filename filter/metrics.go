@@ -24,6 +24,7 @@ type metrics struct {
 	configStale    prometheus.Gauge
 
 	requests    *prometheus.CounterVec // pool, policy
+	models      *prometheus.CounterVec // pool, model, target_model
 	fallbacks   *prometheus.CounterVec // pool, policy
 	drops       *prometheus.CounterVec // pool, reason
 	refusals    *prometheus.CounterVec // pool, code
@@ -60,6 +61,8 @@ func newMetrics(version string) *metrics {
 	build.Set(1)
 	m.registry.MustRegister(m.configStale, build)
 	m.requests = counter("picks_total", "Requests for which an endpoint was picked.", "pool", "policy")
+	m.models = counter("requests_total",
+		"Requests for which an endpoint was picked, by the model that was asked for and the one that the engine got.", "pool", "model", "target_model")
 	m.fallbacks = counter("fallbacks_total", "Picks at random because the policy could score no candidate.", "pool", "policy")
 	m.drops = counter("drops_total", "Requests dropped, by drop reason.", "pool", "reason")
 	m.refusals = counter("refusals_total", "Requests refused as invalid, by error code.", "pool", "code")
@@ -80,6 +83,7 @@ type poolCounters struct {
 	pickSeconds prometheus.Observer
 	firstByte   prometheus.Observer
 	refusals    *prometheus.CounterVec
+	models      modelTable
 }
 
 const numPolicies = int(scorer.LeastKVCache) + 1
@@ -90,6 +94,9 @@ func (m *metrics) forPool(name string) *poolCounters {
 		pickSeconds: m.pickSeconds.WithLabelValues(name),
 		firstByte:   m.firstByte.WithLabelValues(name),
 		refusals:    m.refusals.MustCurryWith(prometheus.Labels{"pool": name}),
+	}
+	c.models.make = func(p modelPair) *modelCounters {
+		return &modelCounters{requests: m.models.WithLabelValues(name, p.asked, p.target)}
 	}
 	for p := scorer.Random; int(p) < numPolicies; p++ {
 		c.picks[p] = m.requests.WithLabelValues(name, p.String())

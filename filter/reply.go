@@ -33,7 +33,7 @@ func (r *Request) drop(reason DropReason, message string, v *Verdict) {
 	v.Action = Reply
 	v.Destination = ""
 	v.text("reason", reason.String())
-	v.text("model", r.model)
+	r.nameModels(v)
 	v.Reply.Status = status
 	v.Reply.Headers = append(v.Reply.Headers, Header{HeaderDropReason, reason.String()})
 	if least, most := reason.retryAfter(); most > 0 {
@@ -49,11 +49,19 @@ func (r *Request) refuse(status int, code, message, param string, v *Verdict) {
 	v.Action = Reply
 	v.Destination = ""
 	v.text("reason", code)
-	v.text("model", r.model)
+	r.nameModels(v)
 	v.Reply.Status = status
 	const invalidArgument = 3
 	r.reply(status, code, message, param, invalidArgument, v)
 	r.word.Store(stateDone)
+}
+
+// nameModels tells the model, and where it was rewritten the other one too.
+func (r *Request) nameModels(v *Verdict) {
+	v.text("model", r.asked)
+	if r.model != r.asked {
+		v.text("target_model", r.model)
+	}
 }
 
 func (r *Request) reply(status int, code, message, param string, grpc int, v *Verdict) {

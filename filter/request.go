@@ -49,7 +49,8 @@ type Request struct {
 	rules   *openai.Endpoint
 	policy  scorer.Policy
 	subset  string
-	model   string // "" for a request without a model
+	asked   string // the model that the client named, "" for none
+	model   string // the model that the engine gets: asked, or what it was rewritten to; "" for none
 	size    int64  // of the body, while it waits
 	live    *pool.Live
 	decided time.Time
@@ -174,11 +175,8 @@ func (r *Request) Body(chunks [][]byte, v *Verdict) {
 		return
 	}
 	snap := r.pool.holder.Load()
-	if c := snap.ForModel(result.Model); c != nil && c.Model != "" {
-		r.model = c.Model // the snapshot's own copy
-	} else {
-		r.model = strings.ToValidUTF8(strings.Clone(result.Model), "\ufffd") // metadata and JSON hold no other
-	}
+	r.asked = ownName(snap, result.Model)
+	r.model = r.asked
 	r.decideOn(snap, r.gen.runtime.now(), v)
 }
 
@@ -309,7 +307,8 @@ func (r *Request) route(snap *pool.Snapshot, index []int32, now time.Time, v *Ve
 	}
 	r.pool.counters.picked(r.policy, choice.Fallback)
 	v.Action, v.Destination = Continue, e.Key
-	v.text("model", r.model)
+	r.models(snap).requests.Inc()
+	v.text("model", r.asked)
 	v.text("target_model", r.model)
 	v.text("endpoint", e.Key)
 	v.text("pod", e.Pod)
