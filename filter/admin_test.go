@@ -87,15 +87,15 @@ func TestAdminServesTheRest(t *testing.T) {
 }
 
 // endpointsOfAllKinds have every state that is shown.
-func endpointsOfAllKinds(w *world) []pool.Endpoint {
+func endpointsOfAllKinds(w *world) pool.Input {
 	scraped := ep(1, "m", "adapter")
 	scraped.Engine, scraped.Source = pool.EngineVLLM, "static"
-	scraped.Metrics = &pool.Metrics{Taken: w.now().Add(-time.Second)}
-	scraped.Metrics.Set(pool.NumRequestsRunning, 3)
-	scraped.Metrics.Set(pool.KVCacheUsagePerc, 0.25)
+	read := &pool.Metrics{Taken: w.now().Add(-time.Second)}
+	read.Set(pool.NumRequestsRunning, 3)
+	read.Set(pool.KVCacheUsagePerc, 0.25)
 	stale := ep(2, "m")
-	stale.Metrics = &pool.Metrics{Taken: w.now().Add(-time.Minute)}
-	stale.Metrics.Set(pool.NumRequestsRunning, 3)
+	old := &pool.Metrics{Taken: w.now().Add(-time.Minute)}
+	old.Set(pool.NumRequestsRunning, 3)
 	aside := ep(3, "m")
 	aside.SetAsideSince, aside.SetAsideUntil = w.now(), w.now().Add(10*time.Second)
 	gone := notReady(ep(4, "m"))
@@ -104,13 +104,17 @@ func endpointsOfAllKinds(w *world) []pool.Endpoint {
 	prefill.PrefillOnly = true
 	nameless := unjudged(ep(6))
 	nameless.Pod = ""
-	return []pool.Endpoint{scraped, stale, aside, gone, prefill, nameless}
+	return pool.Input{
+		Complete: true, Fresh: true,
+		Endpoints: []pool.Endpoint{scraped, stale, aside, gone, prefill, nameless},
+		Metrics:   []*pool.Metrics{read, old, nil, nil, nil, nil},
+	}
 }
 
 func TestStatusz(t *testing.T) {
 	w := newWorld(t, "")
 	w.register()
-	w.publish("default", endpointsOfAllKinds(w)...)
+	w.publishInput("default", endpointsOfAllKinds(w))
 	for range 2 {
 		w.pool("default").holder.Load().Endpoints[0].Live.Reserve()
 	}
@@ -128,7 +132,7 @@ func TestStatusz(t *testing.T) {
 func TestMetricsPage(t *testing.T) {
 	w := newWorld(t, "")
 	w.register()
-	w.publish("default", endpointsOfAllKinds(w)...)
+	w.publishInput("default", endpointsOfAllKinds(w))
 	s := w.stream()
 	s.chat(t, chatBody)
 	s.finish(End{FirstByte: time.Millisecond})

@@ -176,8 +176,8 @@ func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
 			counter(descPicks, e.Live.Picks(), labels...)
 			gauge(descReady, boolean(e.Ready), labels...)
 			gauge(descAside, boolean(e.Passed), labels...)
-			if e.Metrics != nil {
-				gauge(descAge, now.Sub(e.Metrics.Taken).Seconds(), labels...)
+			if read := s.Metrics(int32(i)); read != nil {
+				gauge(descAge, now.Sub(read.Taken).Seconds(), labels...)
 			}
 			for m, d := range map[pool.Metric]*prometheus.Desc{
 				pool.NumRequestsRunning: descRunning, pool.NumRequestsWaiting: descWaiting, pool.KVCacheUsagePerc: descKV,

@@ -118,8 +118,8 @@ func (rt *Runtime) poolStatus(p *Pool, now time.Time) PoolStatus {
 			MetricsAddress: netip.AddrPortFrom(e.Addr.Addr(), e.MetricPort).String(), MetricsError: failing[e.Addr],
 			Running: read(pool.NumRequestsRunning), Waiting: read(pool.NumRequestsWaiting), KV: read(pool.KVCacheUsagePerc),
 		}
-		if e.Metrics != nil {
-			age := now.Sub(e.Metrics.Taken).Seconds()
+		if m := s.Metrics(int32(i)); m != nil {
+			age := now.Sub(m.Taken).Seconds()
 			es.AgeSeconds = &age
 		}
 		for q := range pool.NumQueries {

@@ -296,10 +296,10 @@ func (s *Syncer) build(now time.Time) *pool.Snapshot {
 	cfg := s.cfg.Load()
 	in := pool.Input{
 		Now: now, Seq: s.seq, Complete: s.complete, Fresh: s.fresh, StaleAfter: cfg.StaleAfter,
-		Endpoints: make([]pool.Endpoint, len(s.order)), Known: s.known(cfg),
+		Endpoints: make([]pool.Endpoint, len(s.order)), Metrics: make([]*pool.Metrics, len(s.order)), Known: s.known(cfg),
 	}
 	for i, e := range s.order {
-		in.Endpoints[i] = e.view(cfg)
+		in.Endpoints[i], in.Metrics[i] = e.view(cfg), e.metrics
 	}
 	return pool.NewSnapshot(in)
 }

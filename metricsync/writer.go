@@ -484,7 +484,7 @@ func (e *endpoint) shape(cfg *Config) shape {
 func (e *endpoint) view(cfg *Config) pool.Endpoint {
 	e.shown = e.shape(cfg)
 	return pool.Endpoint{
-		Target: e.target, Live: e.live, Metrics: e.metrics, Models: e.models,
+		Target: e.target, Live: e.live, Models: e.models,
 		Judged: e.shown.judged, Ready: e.shown.ready, Why: e.shown.why, AnyModel: e.shown.anyModel,
 		SetAsideSince: e.shown.since, SetAsideUntil: e.shown.until,
 	}

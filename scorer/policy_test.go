@@ -36,7 +36,7 @@ func world(tb testing.TB, inFlight []int, kv []float64, age time.Duration) (*poo
 			if kv[i] != absent {
 				m.Set(pool.KVCacheUsagePerc, kv[i])
 			}
-			e.Metrics = m
+			in.Metrics = append(in.Metrics, m)
 		}
 		in.Endpoints = append(in.Endpoints, e)
 	}

@@ -3,19 +3,19 @@ package pool
 import (
 	"math"
 	"slices"
+	"sort"
 	"sync/atomic"
 	"time"
 )
 
-// Endpoint is one endpoint as a snapshot sees it. All but Live is immutable.
+// Endpoint is one endpoint as a snapshot sees it, but for its readings. All but
+// Live is immutable.
 type Endpoint struct {
 	Target
 	// Key is the address as it is sent to Envoy: ip:port, IPv6 in brackets.
 	Key string
 	// Live is shared by all snapshots of one incarnation.
 	Live *Live
-	// Metrics is the newest good scrape, or nil before the first.
-	Metrics *Metrics
 	// Models are the ids the endpoint serves beside its label: adapters and
 	// what its /v1/models lists.
 	Models []string
@@ -63,9 +63,12 @@ type Snapshot struct {
 	Uncertain bool
 	// StaleAfter is how old a reading may be, to be used.
 	StaleAfter time.Duration
-	// Endpoints is sorted by address.
+	// Endpoints is sorted by address. Snapshots that differ in readings alone share
+	// it.
 	Endpoints []Endpoint
 
+	// metrics are the newest good scrapes, by endpoint.
+	metrics []*Metrics
 	// columns hold each metric by endpoint, as Values.cell has it, and until how
 	// long after base those readings may be used: a pick scans them without
 	// touching the endpoints. Metrics that no endpoint has share the column none.
@@ -92,6 +95,9 @@ type Input struct {
 	StaleAfter time.Duration
 	// Endpoints need all fields but Key, Passed. Any order.
 	Endpoints []Endpoint
+	// Metrics are the newest good scrapes by position in Endpoints, nil for an
+	// endpoint before the first; a nil slice for none at all.
+	Metrics []*Metrics
 	// Known are models whose absence is an outage and not a mistake: those the
 	// config names, and those an endpoint served a while ago.
 	Known []string
@@ -102,15 +108,17 @@ type Input struct {
 func NewSnapshot(in Input) *Snapshot {
 	s := &Snapshot{
 		Seq: in.Seq, Built: in.Now, Complete: in.Complete, Fresh: in.Fresh, Judged: in.Complete,
-		StaleAfter: in.StaleAfter, Endpoints: in.Endpoints,
+		StaleAfter: in.StaleAfter, Endpoints: in.Endpoints, metrics: in.Metrics,
 		byModel: make(map[string]*Candidates), known: make(map[string]struct{}, len(in.Known)),
 	}
 	for _, m := range in.Known {
 		s.known[m] = struct{}{}
 	}
-	byAddr := func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }
-	if !slices.IsSortedFunc(s.Endpoints, byAddr) {
-		slices.SortFunc(s.Endpoints, byAddr)
+	if s.metrics == nil {
+		s.metrics = make([]*Metrics, len(s.Endpoints))
+	}
+	if byAddr := (endpointsByAddr{s.Endpoints, s.metrics}); !sort.IsSorted(byAddr) {
+		sort.Sort(byAddr)
 	}
 	s.fillColumns()
 
@@ -170,7 +178,7 @@ func (s *Snapshot) fillColumns() {
 	}
 	all := make([]Change, n)
 	for i := range all {
-		all[i] = Change{int32(i), s.Endpoints[i].Metrics}
+		all[i] = Change{int32(i), s.metrics[i]}
 	}
 	s.setCells(all)
 	s.gatherOwn()
@@ -183,15 +191,15 @@ type Change struct {
 }
 
 // WithReadings returns a snapshot that differs from s in readings alone, for a
-// fraction of what indexing costs. Nobody else may have changed Endpoints since.
+// fraction of what indexing costs.
 func (s *Snapshot) WithReadings(now time.Time, seq uint64, changes []Change) *Snapshot {
 	next := *s
 	next.Built, next.Seq = now, seq
-	next.Endpoints = slices.Clone(s.Endpoints)
+	next.metrics = slices.Clone(s.metrics)
 	next.until = slices.Clone(s.until)
 	own := s.own != nil
 	for _, c := range changes {
-		next.Endpoints[c.Index].Metrics = c.Metrics
+		next.metrics[c.Index] = c.Metrics
 		own = own || c.Metrics != nil && len(c.Metrics.Models) > 0
 	}
 	next.setCells(changes)
@@ -253,8 +261,7 @@ type ownValues struct {
 
 func (s *Snapshot) gatherOwn() {
 	s.own = nil
-	for i := range s.Endpoints {
-		read := s.Endpoints[i].Metrics
+	for i, read := range s.metrics {
 		if read == nil {
 			continue
 		}
@@ -266,6 +273,23 @@ func (s *Snapshot) gatherOwn() {
 			s.own[m.Model] = append(s.own[m.Model], ownValues{int32(i), &m.Values})
 		}
 	}
+}
+
+// endpointsByAddr sorts endpoints by address, and their metrics with them.
+type endpointsByAddr struct {
+	endpoints []Endpoint
+	metrics   []*Metrics
+}
+
+func (s endpointsByAddr) Len() int { return len(s.endpoints) }
+
+func (s endpointsByAddr) Less(i, j int) bool {
+	return s.endpoints[i].Addr.Compare(s.endpoints[j].Addr) < 0
+}
+
+func (s endpointsByAddr) Swap(i, j int) {
+	s.endpoints[i], s.endpoints[j] = s.endpoints[j], s.endpoints[i]
+	s.metrics[i], s.metrics[j] = s.metrics[j], s.metrics[i]
 }
 
 // served yields the label's model and the others, each perhaps twice.
@@ -328,6 +352,10 @@ func (s *Snapshot) ForModel(name string) *Candidates {
 	}
 	return s.any
 }
+
+// Metrics returns the newest good scrape of the endpoint at a position in
+// Endpoints, nil before the first. It says nothing of its age.
+func (s *Snapshot) Metrics(i int32) *Metrics { return s.metrics[i] }
 
 // ByKey returns the endpoint of an address, or nil.
 func (s *Snapshot) ByKey(address string) *Endpoint {

@@ -166,9 +166,13 @@ func TestReadings(t *testing.T) {
 	}
 	m.Set(NumRequestsWaiting, 0)
 	m.Taken = start
-	read := ep(2, "a")
-	read.Metrics = &m
-	s := NewSnapshot(Input{Now: start.Add(time.Second), StaleAfter: 5 * time.Second, Endpoints: []Endpoint{read, ep(1, "a")}})
+	s := NewSnapshot(Input{
+		Now: start.Add(time.Second), StaleAfter: 5 * time.Second,
+		Endpoints: []Endpoint{ep(2, "a"), ep(1, "a")}, Metrics: []*Metrics{&m, nil},
+	})
+	if s.Metrics(0) != nil || s.Metrics(1) != &m {
+		t.Error("the readings are not sorted with their endpoints")
+	}
 	for _, c := range []struct {
 		metric   Metric
 		endpoint int32
@@ -301,10 +305,9 @@ func BenchmarkWithReadings(b *testing.B) {
 			}
 			for i := range eps {
 				eps[i] = ep(i, "model-"+fmt.Sprint(i%4))
-				eps[i].Metrics = read
 			}
 			h := NewHolder()
-			s := NewSnapshot(Input{Now: start, Complete: true, Endpoints: eps})
+			s := NewSnapshot(Input{Now: start, Complete: true, Endpoints: eps, Metrics: slices.Repeat([]*Metrics{read}, n)})
 			var changes []Change
 			for i := range 20 {
 				changes = append(changes, Change{int32(i * n / 20), read})
@@ -342,6 +345,7 @@ func TestWithReadings(t *testing.T) {
 			}
 			return m
 		}
+		read := make([]*Metrics, len(eps))
 		s := NewSnapshot(Input{Now: start, StaleAfter: 5 * time.Second, Endpoints: slices.Clone(eps)})
 		for round := range 6 {
 			now := start.Add(time.Duration(round+1) * time.Second)
@@ -349,11 +353,11 @@ func TestWithReadings(t *testing.T) {
 			for range rng.IntN(4) {
 				c := Change{int32(rng.IntN(len(eps))), random(time.Duration(rng.IntN(8)) * time.Second)}
 				changes = append(changes, c)
-				eps[c.Index].Metrics = c.Metrics
+				read[c.Index] = c.Metrics
 			}
 			before := *s
 			s = s.WithReadings(now, uint64(round), changes)
-			want := NewSnapshot(Input{Now: now, Seq: uint64(round), StaleAfter: 5 * time.Second, Endpoints: slices.Clone(eps)})
+			want := NewSnapshot(Input{Now: now, Seq: uint64(round), StaleAfter: 5 * time.Second, Endpoints: slices.Clone(eps), Metrics: slices.Clone(read)})
 			if s.Seq != want.Seq || s.Built != want.Built || before.Endpoints[0].Live != s.Endpoints[0].Live {
 				t.Fatalf("seed %d: %+v", seed, s)
 			}
@@ -382,9 +386,7 @@ func TestFourThings(t *testing.T) {
 	m.Set(KVCacheUsagePerc, math.NaN())
 	m.Models = []ModelMetrics{{Model: "lora"}}
 	m.Models[0].Set(NumRequestsRunning, 7)
-	e := ep(1, "a", "lora")
-	e.Metrics = m
-	s := NewSnapshot(Input{Now: start, StaleAfter: time.Second, Endpoints: []Endpoint{e}})
+	s := NewSnapshot(Input{Now: start, StaleAfter: time.Second, Endpoints: []Endpoint{ep(1, "a", "lora")}, Metrics: []*Metrics{m}})
 	for _, c := range []struct {
 		metric Metric
 		age    time.Duration
