@@ -116,7 +116,7 @@ func TestStatusz(t *testing.T) {
 	w.register()
 	w.publishInput("default", endpointsOfAllKinds(w))
 	for range 2 {
-		w.pool("default").holder.Load().Endpoints[0].Live.Reserve()
+		w.pool("default").holder.Load().Endpoints[0].Live.Reserve(pool.Load{}, time.Now())
 	}
 	waiting := w.stream()
 	waiting.send(t, post(chatPath), route(t, w, "pool: other"), chatBody)

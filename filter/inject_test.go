@@ -190,8 +190,8 @@ func TestPanicAfterAReply(t *testing.T) {
 			t.Fatalf("got %s", show(&s.v))
 		}
 		s.word.Store(stateDone)
-		if s.live != nil {
-			s.live.Release()
+		if s.held.Live() != nil {
+			s.held.Release(time.Now(), true)
 		}
 		for range 2 {
 			s.Body(nil, &s.v) // a door would not

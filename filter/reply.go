@@ -117,9 +117,8 @@ func (r *Request) undo() {
 	case stateWaiting:
 		r.gen.runtime.room.Remove(&r.waiter)
 	case stateRouted:
-		r.live.Release()
+		r.held.Release(r.gen.runtime.now(), false)
 	}
-	r.live = nil
 }
 
 // routeAnyway picks by least-request and reports whether it could. Where the

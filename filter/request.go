@@ -52,7 +52,7 @@ type Request struct {
 	asked   string // the model that the client named, "" for none
 	model   string // the model that the engine gets: asked, or what it was rewritten to; "" for none
 	size    int64  // of the body, while it waits
-	live    *pool.Live
+	held    pool.Reservation // of the endpoint it was sent to
 	decided time.Time
 	waited  time.Duration
 	grpc    bool
@@ -299,7 +299,7 @@ func (r *Request) Resume(v *Verdict) {
 func (r *Request) route(snap *pool.Snapshot, index []int32, now time.Time, v *Verdict) {
 	choice := r.policy.PickAndReserve(snap, index, now, rand.Uint64())
 	e := &snap.Endpoints[choice.Index]
-	r.live = e.Live
+	r.held = choice.Reservation
 	r.word.Store(stateRouted)
 	fallback := ""
 	if choice.Fallback {
@@ -332,16 +332,14 @@ func (r *Request) route(snap *pool.Snapshot, index []int32, now time.Time, v *Ve
 func (r *Request) Served(address string, v *Verdict) {
 	v.Reset()
 	defer r.guard("served", v)
-	if r.word.Load() != stateRouted || address == r.live.Addr {
+	if r.word.Load() != stateRouted || address == r.held.Live().Addr {
 		return
 	}
 	r.pool.counters.moved.Inc()
 	address = strings.Clone(address)
 	pod := address // as an endpoint without a name is shown
 	if e := r.pool.holder.Load().ByKey(address); e != nil {
-		e.Live.Reserve()
-		r.live.Release()
-		r.live = e.Live
+		r.held.Move(e.Live, r.gen.runtime.now())
 		if e.Pod != "" {
 			pod = e.Pod
 		}
@@ -380,14 +378,15 @@ func (r *Request) finish(end End, v *Verdict) {
 	case stateGranted:
 		r.cancelled(v)
 	case stateRouted:
-		r.live.Release()
+		now, live := r.gen.runtime.now(), r.held.Live()
+		r.held.Release(now, end.Answered && end.Details == "")
 		if end.FirstByte > 0 {
 			v.number("ttft_ms", float64(end.FirstByte)/float64(time.Millisecond))
 			r.pool.counters.firstByte.Observe(end.FirstByte.Seconds())
 		}
 		if kind, fault := classify(end); fault {
 			r.pool.counters.faults[kind].Inc()
-			r.pool.holder.Report(pool.Fault{Live: r.live, Kind: kind, At: r.gen.runtime.now()})
+			r.pool.holder.Report(pool.Fault{Live: live, Kind: kind, At: now})
 		}
 	}
 }

@@ -71,7 +71,7 @@ func TestChoices(t *testing.T) {
 			if got := show(&s.v); got != c.want {
 				t.Errorf("got\n%s\nwant\n%s", got, c.want)
 			}
-			if s.v.Action == Continue && !(s.v.has("pick_us") && s.live.InFlight() == 1) {
+			if s.v.Action == Continue && !(s.v.has("pick_us") && s.held.Live().InFlight() == 1) {
 				t.Errorf("no pick_us or no reservation: %+v", s.v)
 			}
 			s.finish(End{})

@@ -98,7 +98,7 @@ func TestReloadKeepsWhatStays(t *testing.T) {
 	first := mustLoad(t, rt, staticConfig(entry(one, "m")))
 	s := first.stream()
 	s.settled(t)
-	p, live := rt.pool("default"), s.live
+	p, live := rt.pool("default"), s.held.Live()
 	seq := p.holder.Load().Seq
 
 	second := mustLoad(t, rt, staticConfig(entry(one, "m"), entry(two, "m")))

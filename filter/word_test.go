@@ -130,6 +130,7 @@ func TestReleasedOnce(t *testing.T) {
 		if load(w.pool("default")) != 1 {
 			t.Fatalf("%s: no reservation", c.name)
 		}
+		live := s.held.Live()
 		v := s.finish(c.end)
 		if v.has("ttft_ms") != (c.end.FirstByte > 0) {
 			t.Errorf("%s: %+v", c.name, v.Metadata)
@@ -148,7 +149,7 @@ func TestReleasedOnce(t *testing.T) {
 			t.Errorf("%s: %d faults reported", c.name, len(faults))
 		case c.kind != "":
 			f := <-faults
-			if f.Live != s.live || (f.Kind == pool.FaultConnect) != (c.kind == "connect") || !f.At.Equal(w.now()) {
+			if f.Live != live || (f.Kind == pool.FaultConnect) != (c.kind == "connect") || !f.At.Equal(w.now()) {
 				t.Errorf("%s: %+v", c.name, f)
 			}
 		}

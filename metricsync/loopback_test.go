@@ -106,7 +106,7 @@ func TestChurn(t *testing.T) {
 	s.SetTargets("static", []pool.Target{stays}, Complete)
 	s.Start()
 	live := h.Load().ByKey(stays.Addr.String()).Live
-	live.Reserve()
+	live.Reserve(pool.Load{}, time.Now())
 
 	stop := make(chan struct{})
 	var readers sync.WaitGroup

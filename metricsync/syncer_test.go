@@ -402,11 +402,11 @@ func TestLiveIsTheIncarnations(t *testing.T) {
 		if readd(30*time.Second, incarnation("1")) != first {
 			t.Error("gone for 30 s, and another Live")
 		}
-		first.Reserve()
+		held := first.Reserve(pool.Load{}, time.Now())
 		if readd(time.Hour, incarnation("1")) != first {
 			t.Error("another Live although a request is in flight")
 		}
-		first.Release()
+		held.Release(time.Now(), true)
 		second := readd(2*time.Minute, incarnation("1"))
 		if second == first {
 			t.Error("gone for 2 minutes, and the same Live")

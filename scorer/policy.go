@@ -54,6 +54,8 @@ type Choice struct {
 	// Fallback is true where the policy could score no candidate and the pick
 	// is random.
 	Fallback bool
+	// Reservation is what PickAndReserve took of the winner's live load.
+	Reservation pool.Reservation
 	// seen is the winner's in-flight count at the time it won.
 	seen int64
 }
@@ -82,18 +84,19 @@ const maxTries = 8
 func (p Policy) PickAndReserve(s *pool.Snapshot, candidates []int32, now time.Time, seed uint64) Choice {
 	if p != LeastRequest { // the other rankings do not read what a reservation changes
 		c := p.Pick(s, candidates, now, seed)
-		s.Endpoints[c.Index].Live.Reserve()
+		c.Reservation = s.Endpoints[c.Index].Live.Reserve(pool.Load{}, now)
 		return c
 	}
 	var c Choice
 	for range maxTries {
 		c = p.Pick(s, candidates, now, seed)
-		if s.Endpoints[c.Index].Live.TryReserve(c.seen) {
+		if held, ok := s.Endpoints[c.Index].Live.TryReserve(c.seen, pool.Load{}, now); ok {
+			c.Reservation = held
 			return c
 		}
 		seed = mix(seed)
 	}
-	s.Endpoints[c.Index].Live.Reserve()
+	c.Reservation = s.Endpoints[c.Index].Live.Reserve(pool.Load{}, now)
 	return c
 }
 

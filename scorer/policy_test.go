@@ -29,7 +29,7 @@ func world(tb testing.TB, inFlight []int, kv []float64, age time.Duration) (*poo
 			Live:   &pool.Live{Addr: addr.String()}, Ready: true,
 		}
 		for range n {
-			e.Live.Reserve()
+			e.Live.Reserve(pool.Load{}, now)
 		}
 		if kv != nil {
 			m := &pool.Metrics{Taken: now.Add(-age)}
@@ -184,7 +184,7 @@ func BenchmarkPick(b *testing.B) {
 				b.ReportAllocs()
 				for i := range uint64(b.N) {
 					c := p.PickAndReserve(s, candidates, now, i)
-					s.Endpoints[c.Index].Live.Release()
+					c.Reservation.Release(now, true)
 				}
 			})
 		}

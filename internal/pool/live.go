@@ -1,22 +1,74 @@
 package pool
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 )
 
 // Live is what this process itself knows of the load on one incarnation of an
-// endpoint. It outlives snapshots, config generations and metric gaps; the
-// counters are changed by any worker, one atomic operation each. A Live is on
-// cache lines of its own, so that two hot endpoints do not slow each other.
+// endpoint. It outlives snapshots, config generations and metric gaps. Any
+// worker may read it and, through Reservations, change it: each change is a few
+// atomic operations, and each Reservation takes back exactly what it added, so
+// that no counter goes below zero. A Live is as long as four cache lines, which
+// Go then aligns it to: what a pick reads is in one line, and two hot endpoints
+// do not slow each other.
 type Live struct {
-	_        [64]byte
-	inFlight atomic.Int64
-	picks    atomic.Uint64
-	_        [48]byte
+	// immutable once the endpoint is published
 
 	// Addr is the endpoint's ip:port, for whoever holds only the Live.
 	Addr string
+	// Slot numbers the endpoints of one pool from 1 on, densely: no two that
+	// exist at the same time have the same. 0 is none.
+	Slot int
+	_    [40]byte
+
+	// read by picks
+	inFlight    atomic.Int64
+	tokens      atomic.Int64  // prompt and output, of the requests in flight
+	prefill     atomic.Int64  // uncached prompt tokens whose first token is not back yet
+	cost        atomic.Int64  // normalised load, in units of costUnit
+	sign        atomic.Int64  // unix nanoseconds of the last sign of life
+	pushedBack  atomic.Int64  // unix nanoseconds until which it has pushed back
+	outputRate  atomic.Uint64 // float64, tokens per second
+	prefillRate atomic.Uint64 // float64, tokens per second
+
+	picks       atomic.Uint64
+	talking     atomic.Int64 // requests in flight whose tokens are seen as they come
+	windowTok   atomic.Int64 // output tokens not yet in outputRate
+	windowStart atomic.Int64 // unix nanoseconds
+	_           [96]byte
+}
+
+const (
+	// costUnit is the resolution of normalised load.
+	costUnit = 1e-9
+	// rateWindow is the least time over which output tokens are counted before
+	// they change the rate.
+	rateWindow = time.Second
+	// rateConstant is the time constant of the output rate's average (AIBrix's).
+	rateConstant = 10 * time.Second
+	// prefillWeight is that of one request in the prefill rate's average.
+	prefillWeight = 0.2
+	// prefillLeast is the least work that says something of the prefill rate:
+	// below it, a first token waits for the running batch and not for itself.
+	prefillLeast = 512
+	// signStep is how often a sign of life is written down at most: streams of
+	// one endpoint on many workers would fight for its cache line.
+	signStep = 20 * time.Millisecond
+	// pushbackSpan is for how long a 429 or 503 lowers an endpoint's share.
+	pushbackSpan = time.Second
+)
+
+// Load is what one request puts on an endpoint.
+type Load struct {
+	// Prompt is the number of tokens of the prompt, and Uncached of those that
+	// the endpoint's prefix cache is not believed to hold.
+	Prompt, Uncached int64
+	// Cost is the request's share of the endpoint's capacity, 0 to 1 (and over).
+	Cost float64
+	// Talks is true where the tokens of the answer are reported as they come.
+	Talks bool
 }
 
 // InFlight is the number of requests reserved and not yet released.
@@ -25,26 +77,228 @@ func (l *Live) InFlight() int64 { return l.inFlight.Load() }
 // Picks is the number of reservations ever made.
 func (l *Live) Picks() uint64 { return l.picks.Load() }
 
+// Tokens is the number of prompt and output tokens of the requests in flight:
+// about what they hold of the KV cache.
+func (l *Live) Tokens() int64 { return l.tokens.Load() }
+
+// Prefill is the number of uncached prompt tokens that were sent and whose
+// first token is not back yet.
+func (l *Live) Prefill() int64 { return l.prefill.Load() }
+
+// Cost is the normalised load of the requests in flight: 1 is the endpoint's
+// capacity.
+func (l *Live) Cost() float64 { return float64(l.cost.Load()) * costUnit }
+
+// OutputRate is the moving average of output tokens per second, over the time
+// in which the endpoint had requests; 0 before the first tokens.
+func (l *Live) OutputRate() float64 { return math.Float64frombits(l.outputRate.Load()) }
+
+// PrefillRate is the moving average of prompt tokens per second until the first
+// token; 0 before the first measurement.
+func (l *Live) PrefillRate() float64 { return math.Float64frombits(l.prefillRate.Load()) }
+
+// wedgedAfter is the silence that makes an endpoint with streams in flight
+// wedged, beside wedgedPerToken for each prompt token that it has to read first.
+// wedgedSilent is added where no request in flight shows its tokens.
+const (
+	wedgedAfter    = 3 * time.Second
+	wedgedPerToken = 2 * time.Millisecond
+	wedgedSilent   = 5 * time.Minute
+)
+
+// Wedged reports whether the endpoint has work and has shown no sign of life,
+// token or completion, for a bound that grows with the prompts it has to read.
+func (l *Live) Wedged(now time.Time) bool {
+	sign := l.sign.Load()
+	silence := now.UnixNano() - sign
+	if silence < int64(wedgedAfter) || sign == 0 || l.inFlight.Load() == 0 {
+		return false
+	}
+	bound := wedgedAfter + time.Duration(l.prefill.Load())*wedgedPerToken
+	if l.talking.Load() == 0 {
+		bound += wedgedSilent
+	}
+	return silence > int64(bound)
+}
+
+// Pushback records that the endpoint refused a request for want of room: 429 or
+// 503. It is no fault.
+func (l *Live) Pushback(now time.Time) { l.pushedBack.Store(now.Add(pushbackSpan).UnixNano()) }
+
+// PushedBack reports whether the endpoint pushed back a moment ago.
+func (l *Live) PushedBack(now time.Time) bool { return l.pushedBack.Load() > now.UnixNano() }
+
 // TryReserve takes one slot if the in-flight count still is what the pick saw,
 // and reports whether it did. Of two workers that saw the same least loaded
 // endpoint, one has to look again, so a burst does not pile up on it.
-func (l *Live) TryReserve(seen int64) bool {
+func (l *Live) TryReserve(seen int64, load Load, now time.Time) (Reservation, bool) {
 	if !l.inFlight.CompareAndSwap(seen, seen+1) {
-		return false
+		return Reservation{}, false
 	}
-	l.picks.Add(1)
-	return true
+	return l.reserved(seen, load, now), true
 }
 
 // Reserve takes one slot whatever the count is.
-func (l *Live) Reserve() {
-	l.inFlight.Add(1)
-	l.picks.Add(1)
+func (l *Live) Reserve(load Load, now time.Time) Reservation {
+	return l.reserved(l.inFlight.Add(1)-1, load, now)
 }
 
-// Release gives one slot back. The caller releases each reservation exactly
-// once.
-func (l *Live) Release() { l.inFlight.Add(-1) }
+func (l *Live) reserved(before int64, load Load, now time.Time) Reservation {
+	r := Reservation{
+		live: l, at: now.UnixNano(), prompt: max(0, load.Prompt), uncached: max(0, load.Uncached),
+		cost: int64(max(0, load.Cost) / costUnit), talks: load.Talks, prefilling: true,
+	}
+	if before == 0 { // it was idle: silence and the rate's window begin now
+		l.sign.Store(r.at)
+		l.windowStart.Store(r.at)
+	}
+	l.picks.Add(1)
+	l.tokens.Add(r.prompt)
+	r.ahead = l.prefill.Add(r.uncached)
+	if r.cost != 0 {
+		l.cost.Add(r.cost)
+	}
+	if r.talks {
+		l.talking.Add(1)
+	}
+	return r
+}
+
+// Reservation is what one request holds of a Live. It belongs to the request's
+// worker; the zero value holds nothing, and all methods of one that holds
+// nothing do nothing.
+type Reservation struct {
+	live       *Live
+	at         int64 // unix nanoseconds
+	prompt     int64
+	uncached   int64
+	ahead      int64 // uncached tokens at the endpoint, its own included
+	cost       int64
+	output     int64 // tokens seen so far
+	talks      bool
+	prefilling bool
+}
+
+// Live is the endpoint's, nil where nothing is held.
+func (r *Reservation) Live() *Live { return r.live }
+
+// FirstToken says that the first output token came: the prompt was read.
+func (r *Reservation) FirstToken(now time.Time) {
+	if r.live == nil || !r.prefilling {
+		return
+	}
+	r.live.alive(now.UnixNano())
+	r.live.readIn(r.ahead, now.UnixNano()-r.at)
+	r.endPrefill()
+}
+
+func (r *Reservation) endPrefill() {
+	if r.prefilling {
+		r.prefilling = false
+		r.live.prefill.Add(-r.uncached)
+	}
+}
+
+// Progress says how many output tokens have come in all, as far as is known: an
+// estimate while they stream, what usage says in the end. It may say less than
+// before.
+func (r *Reservation) Progress(total int64, now time.Time) {
+	if r.live == nil {
+		return
+	}
+	at := now.UnixNano()
+	r.live.alive(at)
+	if more := max(0, total) - r.output; more != 0 {
+		r.output += more
+		r.live.tokens.Add(more)
+		r.live.wrote(more, at)
+	}
+}
+
+// Move hands the reservation to another endpoint, which answered in place of
+// the picked one.
+func (r *Reservation) Move(to *Live, now time.Time) {
+	if r.live == nil || r.live == to {
+		return
+	}
+	load := Load{Prompt: r.prompt, Uncached: r.prompt, Cost: float64(r.cost) * costUnit, Talks: r.talks}
+	r.Release(now, false)
+	*r = to.Reserve(load, now)
+}
+
+// Release gives everything back, once: a second call does nothing. completed is
+// whether the endpoint answered to the end.
+func (r *Reservation) Release(now time.Time, completed bool) {
+	l := r.live
+	if l == nil {
+		return
+	}
+	at := now.UnixNano()
+	if completed {
+		l.alive(at)
+	}
+	r.endPrefill()
+	l.tokens.Add(-r.prompt - r.output)
+	if r.cost != 0 {
+		l.cost.Add(-r.cost)
+	}
+	if r.talks {
+		l.talking.Add(-1)
+	}
+	if l.inFlight.Add(-1) == 0 {
+		l.fold(at, 0)
+	}
+	r.live = nil
+}
+
+func (l *Live) alive(at int64) {
+	if at-l.sign.Load() > int64(signStep) {
+		l.sign.Store(at)
+	}
+}
+
+// wrote counts output tokens into the rate. A correction may be negative.
+func (l *Live) wrote(tokens, at int64) {
+	l.windowTok.Add(tokens)
+	l.fold(at, rateWindow)
+}
+
+// fold closes the window of the output rate if it is older than least. A window
+// without tokens stays open: a request that shows its tokens only at its end
+// has worked on them all the while.
+func (l *Live) fold(at int64, least time.Duration) {
+	start := l.windowStart.Load()
+	span := at - start
+	if span <= 0 || span < int64(least) || l.windowTok.Load() <= 0 || !l.windowStart.CompareAndSwap(start, at) {
+		return
+	}
+	tokens := l.windowTok.Swap(0)
+	average(&l.outputRate, float64(tokens)/(float64(span)/1e9), 1-math.Exp(-float64(span)/float64(rateConstant)))
+}
+
+// readIn learns the prefill rate from a request before which, itself included,
+// that many tokens had to be read, and whose first token took that long.
+func (l *Live) readIn(tokens, nanos int64) {
+	if tokens >= prefillLeast && nanos > 0 {
+		average(&l.prefillRate, float64(tokens)/(float64(nanos)/1e9), prefillWeight)
+	}
+}
+
+// average moves a rate towards a measurement. The first one is taken as it is.
+func average(rate *atomic.Uint64, x, weight float64) {
+	for {
+		old := rate.Load()
+		next := x
+		if old != 0 {
+			v := math.Float64frombits(old)
+			next = v + weight*(x-v)
+		}
+		if next > 0 && !rate.CompareAndSwap(old, math.Float64bits(next)) {
+			continue
+		}
+		return
+	}
+}
 
 // FaultKind is a way in which an endpoint failed a request.
 type FaultKind uint8
