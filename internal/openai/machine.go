@@ -86,6 +86,7 @@ type machine struct {
 	isKey    bool // the string being read is a key
 	rawOn    bool // compact JSON is going to the sink
 	rawIncl  bool // ... including the byte that closes it
+	swapOn   bool // inside a string of swaps
 
 	lit    string // rest of the literal being read
 	hexN   uint8
@@ -125,6 +126,8 @@ type machine struct {
 	reqEmpty uint8
 	reqAlt   uint8
 
+	swaps []Span // of the present chunk
+
 	nodes [trackedDepth]uint8 // node of the container at each depth
 	stack [MaxDepth / 64]uint64
 	buf   [4]byte // a decoded rune on its way to the sink
@@ -148,7 +151,8 @@ func (m *machine) reset(prog []node, maxDepth int, sink Sink) {
 	m.base, m.maxDep, m.depth = 0, int32(maxDepth), 0
 	m.state, m.mode = stStart, modeSkip
 	m.cur, m.val = 0, 0
-	m.inObject, m.isKey, m.rawOn = false, false, false
+	m.inObject, m.isKey, m.rawOn, m.swapOn = false, false, false, false
+	m.swaps = m.swaps[:0]
 	m.high, m.keyLen = 0, 0
 	m.fault, m.faultB, m.faultOff = faultNone, 0, 0
 	m.modelN, m.modelLong, m.modelOff, m.modelLen = 0, long, -1, 0
@@ -167,6 +171,10 @@ func (m *machine) fail(f fault, off int, b byte) {
 // write reads one chunk. After a fault the rest is only counted.
 func (m *machine) write(p []byte) {
 	m.rawFrom = 0
+	m.swaps = m.swaps[:0]
+	if m.swapOn {
+		m.swaps = append(m.swaps, Span{})
+	}
 	i := 0
 	for i < len(p) && m.state != stFailed {
 		c := p[i]
@@ -271,6 +279,13 @@ func (m *machine) write(p []byte) {
 			end, m.rawOn = int(m.faultOff-m.base), false
 		}
 		m.flushRaw(p, end)
+	}
+	if m.swapOn {
+		last := &m.swaps[len(m.swaps)-1]
+		last.To = len(p)
+		if m.state == stFailed {
+			last.To, m.swapOn = int(m.faultOff-m.base), false
+		}
 	}
 	m.base += int64(len(p))
 }

@@ -29,6 +29,7 @@ const (
 	actMark              // remember that it was a non-empty string, object or array; arg is the bit
 	actMarkString        // as actMark, but only a string
 	actMarkValue         // remember that it was anything but null or false
+	actSwap              // note where a string stands in the chunk, for another to take its place
 )
 
 // rootNode is the index of the top-level object in a program; node 0 is "of no interest".
@@ -148,6 +149,10 @@ func (m *machine) begin(i int, id uint8, kind Kind) {
 	case actID:
 		if kind == KindNumber {
 			m.tokens++
+		}
+	case actSwap:
+		if kind == KindString {
+			m.swaps, m.swapOn = append(m.swaps, Span{From: i, Begins: true}), true
 		}
 	case actMarkValue:
 		if kind&(KindNull|KindFalse) == 0 {

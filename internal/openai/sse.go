@@ -47,7 +47,7 @@ func (r *Reader) lines(p []byte) {
 		case lineData, lineSkip:
 			n, data := lineEnd(p[i:]), r.state == lineData
 			if data {
-				r.data(p[i : i+n])
+				r.data(p[i:i+n], i)
 			}
 			if i += n; i == len(p) {
 				return
@@ -87,14 +87,15 @@ func (r *Reader) endLine(c byte) {
 
 func (r *Reader) beginData() {
 	if r.begun {
-		r.data(newline) // further data lines of an event are joined by line feeds
+		r.data(newline, 0) // further data lines of an event are joined by line feeds
 		return
 	}
 	r.begun, r.term = true, 0
-	r.m.reset(responseProg, 0, nil)
+	r.m.reset(r.prog, 0, nil)
 }
 
-func (r *Reader) data(b []byte) {
+// data takes a piece of an event's data, which begins at byte from of the chunk.
+func (r *Reader) data(b []byte, from int) {
 	for _, c := range b {
 		if int(r.term) >= len(doneText) || c != doneText[r.term] {
 			r.term = noTerm
@@ -102,7 +103,7 @@ func (r *Reader) data(b []byte) {
 		}
 		r.term++
 	}
-	r.m.write(b)
+	r.feed(b, from)
 }
 
 func (r *Reader) endEvent() {

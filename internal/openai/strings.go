@@ -287,6 +287,9 @@ func (m *machine) endString(off int64) {
 	if m.mode == modeModel {
 		m.modelLen = int32(off + 1 - m.modelOff)
 	}
+	if m.swapOn {
+		m.swaps[len(m.swaps)-1].To, m.swapOn = int(off+1-m.base), false
+	}
 	if off > m.strOff+1 {
 		m.notEmpty(m.val, KindString)
 	}

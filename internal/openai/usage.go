@@ -34,9 +34,13 @@ const (
 	markError
 )
 
-// responseProg reads usage where OpenAI (top level; "response" in the events of /v1/responses) and Anthropic
-// ("message" in message_start) put it, and notices generated content.
-var responseProg = func() []node {
+// responseProg reads a response; renamingProg also finds the model's name.
+var responseProg, renamingProg = responseTree(plain), responseTree(do(actSwap, 0))
+
+// responseTree reads usage where OpenAI (top level; "response" in the events of /v1/responses) and Anthropic
+// ("message" in message_start) put it, does what model says with the model's name beside it, and notices generated
+// content.
+func responseTree(model tree) []node {
 	details := object(at("cached_tokens", do(actNumber, slotCached)))
 	usage := object(
 		at("prompt_tokens", do(actNumber, slotPrompt)),
@@ -50,9 +54,9 @@ var responseProg = func() []node {
 	)
 	content := do(actMark, markContent)
 	return compile(object(
-		at("usage", usage),
-		at("response", object(at("usage", usage))),
-		at("message", object(at("usage", usage))),
+		at("usage", usage), at("model", model),
+		at("response", object(at("usage", usage), at("model", model))),
+		at("message", object(at("usage", usage), at("model", model))),
 		at("choices", each(object(
 			at("text", content),
 			at("delta", object(
@@ -64,7 +68,14 @@ var responseProg = func() []node {
 			at("text", content), at("thinking", content), at("partial_json", content)))),
 		at("error", do(actMarkValue, markError)),
 	))
-}()
+}
+
+// Span is a run of a chunk's bytes, from From to before To, in which (a part of) the raw value of the model's name
+// stands, quotes included. Begins is true for the first part.
+type Span struct {
+	From, To int
+	Begins   bool
+}
 
 // lineState is where an event reader stands in a line.
 type lineState uint8
@@ -81,7 +92,9 @@ const (
 // never text, and lines of any length pass. Chunks may be cut anywhere. The zero value is ready for Reset.
 type Reader struct {
 	m     machine
+	prog  []node
 	usage Usage
+	spans []Span
 
 	events  int
 	content int
@@ -103,21 +116,61 @@ const (
 	bomText  = "\xef\xbb\xbf"
 )
 
-// Reset begins a response. sse says that its content type is text/event-stream.
-func (r *Reader) Reset(sse bool) {
+// Reset begins a response. sse says that its content type is text/event-stream, renaming that Spans is wanted.
+func (r *Reader) Reset(sse, renaming bool) {
 	r.usage = Usage{-1, -1, -1, -1}
 	r.events, r.content, r.err, r.done = 0, 0, false, false
 	r.sse, r.state, r.at, r.begun, r.first, r.term = sse, lineStart, 0, false, true, 0
-	r.m.reset(responseProg, 0, nil)
+	r.prog, r.spans = responseProg, r.spans[:0]
+	if renaming {
+		r.prog = renamingProg
+	}
+	r.m.reset(r.prog, 0, nil)
 }
 
 // Write reads the next chunk, which is not retained.
 func (r *Reader) Write(chunk []byte) {
+	r.spans = r.spans[:0]
 	if r.sse {
 		r.lines(chunk)
 		return
 	}
-	r.m.write(chunk)
+	r.feed(chunk, 0)
+}
+
+// feed hands a piece of the chunk, which begins at byte from, to the machine.
+func (r *Reader) feed(p []byte, from int) {
+	r.m.write(p)
+	for _, s := range r.m.swaps {
+		if s.From < s.To {
+			r.spans = append(r.spans, Span{from + s.From, from + s.To, s.Begins})
+		}
+	}
+}
+
+// Spans says where the newest chunk holds the model's name, in ascending order. A name that is cut by a chunk's end
+// goes on in the next one. The slice is valid until the next Write.
+func (r *Reader) Spans() []Span { return r.spans }
+
+// Rename appends to dst the chunk with name, a raw JSON string, in place of the model's name at spans.
+func Rename(dst, chunk []byte, spans []Span, name string) []byte {
+	at := 0
+	for _, s := range spans {
+		dst = append(dst, chunk[at:s.From]...)
+		if s.Begins {
+			dst = append(dst, name...)
+		}
+		at = s.To
+	}
+	return append(dst, chunk[at:]...)
+}
+
+// More tells whether a further chunk can say anything.
+func (r *Reader) More() bool {
+	if r.sse {
+		return !r.done
+	}
+	return r.m.state != stEnd && r.m.state != stFailed
 }
 
 // Finish ends the response and returns its usage. A JSON body that is cut short or malformed counts as far as it

@@ -15,7 +15,7 @@ type seen struct {
 
 func watch(sse bool, chunks ...[]byte) seen {
 	var r Reader
-	r.Reset(sse)
+	r.Reset(sse, false)
 	for _, c := range chunks {
 		own := bytes.Clone(c)
 		r.Write(own)
@@ -120,7 +120,7 @@ func TestUsageTotal(t *testing.T) {
 // TestReaderFirstContent checks that content is known as soon as its event is whole.
 func TestReaderFirstContent(t *testing.T) {
 	var r Reader
-	r.Reset(true)
+	r.Reset(true, false)
 	for _, step := range []struct {
 		chunk string
 		want  int
@@ -140,7 +140,7 @@ func TestReaderAllocations(t *testing.T) {
 	body := []byte(chatStream)
 	r := new(Reader)
 	if n := testing.AllocsPerRun(100, func() {
-		r.Reset(true)
+		r.Reset(true, false)
 		r.Write(body[:100])
 		r.Write(body[100:])
 		if !r.Finish().Said() {
@@ -170,7 +170,7 @@ func FuzzUsage(f *testing.F) {
 func BenchmarkReader(b *testing.B) {
 	event := []byte(`data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,"model":"qwen/qwen3-8b","choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}` + "\n\n")
 	r := new(Reader)
-	r.Reset(true)
+	r.Reset(true, false)
 	b.SetBytes(int64(len(event)))
 	b.ReportAllocs()
 	for b.Loop() {
