@@ -261,10 +261,6 @@ func (v *Verdict) meta(key string) string {
 	return ""
 }
 
-func (v *Verdict) has(key string) bool {
-	return slices.ContainsFunc(v.Metadata, func(f Field) bool { return f.Key == key })
-}
-
 func (v *Verdict) replyHeader(name string) string {
 	for _, h := range v.Reply.Headers {
 		if h.Key == name {

@@ -25,13 +25,19 @@ type metrics struct {
 
 	requests    *prometheus.CounterVec // pool, policy
 	models      *prometheus.CounterVec // pool, model, target_model
+	tokens      *prometheus.CounterVec // pool, model, target_model, kind, source
 	fallbacks   *prometheus.CounterVec // pool, policy
 	drops       *prometheus.CounterVec // pool, reason
 	refusals    *prometheus.CounterVec // pool, code
 	faults      *prometheus.CounterVec // pool, kind
 	moved       *prometheus.CounterVec // pool
+	usage       *prometheus.CounterVec // pool, source
+	unread      *prometheus.CounterVec // pool, cause
+	upstream    *prometheus.CounterVec // pool, status
+	failed      *prometheus.CounterVec // pool
 	pickSeconds *prometheus.HistogramVec
 	firstByte   *prometheus.HistogramVec
+	firstToken  *prometheus.HistogramVec
 }
 
 func newMetrics(version string) *metrics {
@@ -63,6 +69,14 @@ func newMetrics(version string) *metrics {
 	m.requests = counter("picks_total", "Requests for which an endpoint was picked.", "pool", "policy")
 	m.models = counter("requests_total",
 		"Requests for which an endpoint was picked, by the model that was asked for and the one that the engine got.", "pool", "model", "target_model")
+	m.tokens = counter("tokens_total",
+		"Tokens of answers by model and kind: as reported by the engine, or estimated from the events of a stream that reported none.",
+		"pool", "model", "target_model", "kind", "source")
+	m.usage = counter("usage_total", "Answers that were read for their usage, by where it came from.", "pool", "source")
+	m.unread = counter("unread_responses_total",
+		"Successful answers that were not read, so that their usage is not known and the model's name not restored, by cause.", "pool", "cause")
+	m.upstream = counter("upstream_errors_total", "Answers of engines with a status of 400 and above, which pass through untouched.", "pool", "status")
+	m.failed = counter("failed_answers_total", "Answers of engines with a success status and an error inside.", "pool")
 	m.fallbacks = counter("fallbacks_total", "Picks at random because the policy could score no candidate.", "pool", "policy")
 	m.drops = counter("drops_total", "Requests dropped, by drop reason.", "pool", "reason")
 	m.refusals = counter("refusals_total", "Requests refused as invalid, by error code.", "pool", "code")
@@ -70,6 +84,7 @@ func newMetrics(version string) *metrics {
 	m.moved = counter("moved_total", "Requests that another endpoint than the picked one served.", "pool")
 	m.pickSeconds = histogram("pick_seconds", "Time from the whole request to the pick.", 250e-9, 16)
 	m.firstByte = histogram("first_byte_seconds", "Time from the pick to the response headers.", 1e-3, 18)
+	m.firstToken = histogram("first_token_seconds", "Time from the pick to the first event with generated content, of streams.", 1e-3, 18)
 	return m
 }
 
@@ -82,8 +97,14 @@ type poolCounters struct {
 	moved       prometheus.Counter
 	pickSeconds prometheus.Observer
 	firstByte   prometheus.Observer
+	firstToken  prometheus.Observer
 	refusals    *prometheus.CounterVec
 	models      modelTable
+
+	usage          [numUsageSources]prometheus.Counter
+	unread         [numUnreadCauses]prometheus.Counter
+	upstreamErrors *prometheus.CounterVec // status
+	failedAnswers  prometheus.Counter
 }
 
 const numPolicies = int(scorer.LeastKVCache) + 1
@@ -93,10 +114,26 @@ func (m *metrics) forPool(name string) *poolCounters {
 		moved:       m.moved.WithLabelValues(name),
 		pickSeconds: m.pickSeconds.WithLabelValues(name),
 		firstByte:   m.firstByte.WithLabelValues(name),
+		firstToken:  m.firstToken.WithLabelValues(name),
 		refusals:    m.refusals.MustCurryWith(prometheus.Labels{"pool": name}),
+
+		upstreamErrors: m.upstream.MustCurryWith(prometheus.Labels{"pool": name}),
+		failedAnswers:  m.failed.WithLabelValues(name),
+	}
+	for s := range numUsageSources {
+		c.usage[s] = m.usage.WithLabelValues(name, s.String())
+	}
+	for u := range numUnreadCauses {
+		c.unread[u] = m.unread.WithLabelValues(name, u.String())
 	}
 	c.models.make = func(p modelPair) *modelCounters {
-		return &modelCounters{requests: m.models.WithLabelValues(name, p.asked, p.target)}
+		row := &modelCounters{requests: m.models.WithLabelValues(name, p.asked, p.target)}
+		for s := usageReported; s < numUsageSources; s++ {
+			for k := range numTokenKinds {
+				row.counts[s][k] = m.tokens.WithLabelValues(name, p.asked, p.target, k.String(), s.String())
+			}
+		}
+		return row
 	}
 	for p := scorer.Random; int(p) < numPolicies; p++ {
 		c.picks[p] = m.requests.WithLabelValues(name, p.String())
@@ -108,6 +145,19 @@ func (m *metrics) forPool(name string) *poolCounters {
 	c.faults[pool.FaultReset] = m.faults.WithLabelValues(name, "reset")
 	c.faults[pool.FaultConnect] = m.faults.WithLabelValues(name, "connect")
 	return c
+}
+
+// unreadCause is why an answer was not read.
+type unreadCause uint8
+
+const (
+	unreadEncoded unreadCause = iota // it is compressed
+	unreadType                       // it is neither JSON nor a stream of events
+	numUnreadCauses
+)
+
+func (u unreadCause) String() string {
+	return [numUnreadCauses]string{"content-encoding", "content-type"}[u]
 }
 
 func (c *poolCounters) picked(p scorer.Policy, fallback bool) {

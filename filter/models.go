@@ -23,6 +23,29 @@ const otherModel = "other"
 // request's model was rewritten.
 type modelCounters struct {
 	requests prometheus.Counter
+	counts   [numUsageSources][numTokenKinds]prometheus.Counter // none of usageAbsent
+}
+
+// tokenKind is a label of the token metrics.
+type tokenKind uint8
+
+const (
+	tokensPrompt tokenKind = iota
+	tokensCompletion
+	tokensCached
+	numTokenKinds
+)
+
+func (k tokenKind) String() string {
+	return [numTokenKinds]string{"prompt", "completion", "cached"}[k]
+}
+
+func (c *modelCounters) tokens(t tokenCounts) {
+	for kind, n := range [numTokenKinds]int64{t.prompt, t.completion, t.cached} {
+		if n > 0 {
+			c.counts[t.source][kind].Add(float64(n))
+		}
+	}
 }
 
 // modelPair is what a client asked for and what the engine gets.

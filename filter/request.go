@@ -49,10 +49,13 @@ type Request struct {
 	rules   *openai.Endpoint
 	policy  scorer.Policy
 	subset  string
-	asked   string // the model that the client named, "" for none
-	model   string // the model that the engine gets: asked, or what it was rewritten to; "" for none
-	size    int64  // of the body, while it waits
+	asked   string           // the model that the client named, "" for none
+	model   string           // the model that the engine gets: asked, or what it was rewritten to; "" for none
+	size    int64            // of the body, while it waits
 	held    pool.Reservation // of the endpoint it was sent to
+	prompt  int64            // its tokens, as far as its bytes tell
+	counted *modelCounters
+	answer  *answer // while the response is read
 	decided time.Time
 	waited  time.Duration
 	grpc    bool
@@ -176,6 +179,7 @@ func (r *Request) Body(chunks [][]byte, v *Verdict) {
 	}
 	snap := r.pool.holder.Load()
 	r.asked = ownName(snap, result.Model)
+	r.prompt = promptTokens(&result)
 	r.model = r.asked
 	r.decideOn(snap, r.gen.runtime.now(), v)
 }
@@ -307,7 +311,9 @@ func (r *Request) route(snap *pool.Snapshot, index []int32, now time.Time, v *Ve
 	}
 	r.pool.counters.picked(r.policy, choice.Fallback)
 	v.Action, v.Destination = Continue, e.Key
-	r.models(snap).requests.Inc()
+	r.counted = r.models(snap)
+	r.counted.requests.Inc()
+	v.Watch = r.watched()
 	v.text("model", r.asked)
 	v.text("target_model", r.model)
 	v.text("endpoint", e.Key)
@@ -355,6 +361,10 @@ type End struct {
 	// Details is the response_code_details of the reply that Envoy, and no
 	// upstream, made to a routed request, "" if it made none.
 	Details string
+	// Status is the upstream's, 0 if it never answered.
+	Status int
+	// Complete is true once the upstream's response has come to its end.
+	Complete bool
 	// FirstByte is the time from the verdict to the response headers, 0 if none
 	// came.
 	FirstByte time.Duration
@@ -379,10 +389,13 @@ func (r *Request) finish(end End, v *Verdict) {
 		r.cancelled(v)
 	case stateRouted:
 		now, live := r.gen.runtime.now(), r.held.Live()
+		r.settle(end, now, v)
 		r.held.Release(now, end.Answered && end.Details == "")
 		if end.FirstByte > 0 {
-			v.number("ttft_ms", float64(end.FirstByte)/float64(time.Millisecond))
 			r.pool.counters.firstByte.Observe(end.FirstByte.Seconds())
+			if !v.has("ttft_ms") {
+				v.number("ttft_ms", float64(end.FirstByte)/float64(time.Millisecond))
+			}
 		}
 		if kind, fault := classify(end); fault {
 			r.pool.counters.faults[kind].Inc()

@@ -1,6 +1,9 @@
 package filter
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // Action is what a door does with a request after a call into the core.
 type Action uint8
@@ -32,6 +35,13 @@ type Verdict struct {
 	// Metadata goes to the dynamic metadata namespace MetadataShunt, before a
 	// reply.
 	Metadata []Field
+	// Watch asks for Request.Response at the response's headers; after that and
+	// Request.ResponseBody, for ResponseBody with the next pieces.
+	Watch bool
+	// Edits change a piece of the response's body, in ascending order. Name is
+	// the raw text that they put in.
+	Edits []Edit
+	Name  string
 	// ResponseHeaders are added to the response when it comes.
 	ResponseHeaders []Header
 	// Reply comes with the action Reply.
@@ -64,7 +74,7 @@ type LocalReply struct {
 // Reset makes a Verdict ready for the next call.
 func (v *Verdict) Reset() {
 	*v = Verdict{
-		Remove: v.Remove[:0], Metadata: v.Metadata[:0], ResponseHeaders: v.ResponseHeaders[:0],
+		Remove: v.Remove[:0], Metadata: v.Metadata[:0], Edits: v.Edits[:0], ResponseHeaders: v.ResponseHeaders[:0],
 		Reply: LocalReply{Headers: v.Reply.Headers[:0], Body: v.Reply.Body[:0]},
 	}
 }
@@ -73,6 +83,10 @@ func (v *Verdict) text(key, value string) {
 	if value != "" {
 		v.Metadata = append(v.Metadata, Field{Key: key, Text: value})
 	}
+}
+
+func (v *Verdict) has(key string) bool {
+	return slices.ContainsFunc(v.Metadata, func(f Field) bool { return f.Key == key })
 }
 
 func (v *Verdict) number(key string, value float64) {

@@ -372,15 +372,51 @@ func shuntServed(ref C.shunt_ref, address *C.char, length C.size_t, tape *C.shun
 	record(&w.verdict, tape)
 }
 
+//export shuntResponse
+func shuntResponse(ref C.shunt_ref, status C.uint32_t, contentType, encoding *C.shunt_buffer, end C.bool, tape *C.shunt_tape) {
+	defer passOnPanic("response", tape)
+	w := workerOf(ref)
+	w.yield.calls++
+	w.at(ref).Response(&filter.ResponseHead{
+		Status: int(status), End: bool(end), ContentType: borrow(contentType.ptr, contentType.length),
+		ContentEncoding: borrow(encoding.ptr, encoding.length),
+	}, &w.verdict)
+	record(&w.verdict, tape)
+}
+
+//export shuntResponseBody
+func shuntResponseBody(ref C.shunt_ref, chunks *C.shunt_buffer, count C.size_t, tape *C.shunt_tape) (changed C.bool) {
+	defer passOnPanic("response body", tape)
+	w := workerOf(ref)
+	w.yield.calls++
+	size := w.readBody(chunks, count)
+	w.at(ref).ResponseBody(w.chunks, &w.verdict)
+	tape.watch = C.bool(w.verdict.Watch)
+	if len(w.verdict.Edits) > 0 {
+		recordBody(&w.verdict, w.chunks, size, tape)
+		changed = true
+	}
+	clear(w.chunks)
+	return changed
+}
+
+// passOnPanic lets a response go on as it is.
+func passOnPanic(where string, tape *C.shunt_tape) {
+	if cause := recover(); cause != nil {
+		logPanic(where, cause)
+		tape.len, tape.watch = 0, false
+	}
+}
+
 //export shuntFinish
-func shuntFinish(ref C.shunt_ref, answered C.bool, details *C.char, length C.size_t, firstByte C.int64_t, tape *C.shunt_tape) {
+func shuntFinish(ref C.shunt_ref, status C.uint32_t, answered, complete C.bool, details *C.char, length C.size_t, firstByte C.int64_t, tape *C.shunt_tape) {
 	action := C.int(0)
 	defer replyOnPanic("finish", &action, tape)
 	w := workerOf(ref)
 	s := w.remove(ref)
 	s.close()
 	s.Finish(filter.End{
-		Answered: bool(answered), Details: borrow(details, length), FirstByte: time.Duration(firstByte),
+		Answered: bool(answered), Complete: bool(complete), Status: int(status), Details: borrow(details, length), FirstByte: time.Duration(firstByte),
 	}, &w.verdict)
 	record(&w.verdict, tape)
 	w.yield.maybe(door.runtime)

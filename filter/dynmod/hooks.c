@@ -41,6 +41,8 @@ typedef struct {
   bool local_reply; // the response is not the upstream's
   bool answered;    // response headers of the upstream came
   bool complete;    // and its response to the end
+  bool watch;       // Go wants the response, or more of it
+  uint16_t status;  // of the response
   int64_t limit, body; // bytes
   int64_t routed_at, first_byte_at; // monotonic ns
   uint8_t destination_length;
@@ -311,6 +313,7 @@ static void apply(envoy_t envoy, stream_t* s, shunt_tape* tape, int action,
   switch (action) {
   case SHUNT_CONTINUE:
     s->state = STATE_PASS;
+    s->watch = tape->watch;
     break;
   case SHUNT_NEED_BODY:
     s->state = STATE_BODY;
@@ -579,6 +582,7 @@ envoy_dynamic_module_type_on_http_filter_request_trailers_status envoy_dynamic_m
       free(headers);
     }
     const uint8_t state = s->state;
+    tape.watch = s->watch;
     apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestTrailer), false);
     s->state = state; // removing trailers decides nothing
     tape_free(&tape);
@@ -643,7 +647,43 @@ static void served_elsewhere(envoy_t envoy, stream_t* s) {
   }
   WITH_TAPE(tape)
   shuntServed(s->ref, (char*)address.ptr, address.length, &tape);
+  tape.watch = s->watch;
   apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader), false);
+  tape_free(&tape);
+}
+
+// What the headers of a response say that matters here.
+typedef struct {
+  uint32_t status;
+  shunt_buffer content_type, content_encoding;
+  bool drop_reason;
+} response_t;
+
+static response_t read_response(const shunt_header* headers, size_t count) {
+  response_t r = {0};
+  for (size_t i = 0; i < count; i++) {
+    const shunt_header* h = &headers[i];
+    const shunt_buffer value = {h->value_ptr, h->value_length};
+    if (IS_HEADER(h, ":status")) {
+      for (size_t j = 0; j < value.length && j < 3; j++) {
+        r.status = r.status * 10 + (uint32_t)(value.ptr[j] - '0');
+      }
+    } else if (IS_HEADER(h, "content-type")) {
+      r.content_type = value;
+    } else if (IS_HEADER(h, "content-encoding")) {
+      r.content_encoding = value;
+    } else if (IS_HEADER(h, DROP_REASON_HEADER)) {
+      r.drop_reason = true;
+    }
+  }
+  return r;
+}
+
+// watch_response shows Go the headers of a response that it asked for.
+static void watch_response(envoy_t envoy, stream_t* s, response_t* response, bool end_of_stream) {
+  WITH_TAPE(tape)
+  shuntResponse(s->ref, response->status, &response->content_type, &response->content_encoding, end_of_stream, &tape);
+  apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(ResponseHeader), false);
   tape_free(&tape);
 }
 
@@ -654,25 +694,72 @@ envoy_dynamic_module_type_on_http_filter_response_headers_status envoy_dynamic_m
   if (s->state == STATE_REPLIED) {
     return envoy_dynamic_module_type_on_http_filter_response_headers_status_Continue; // Envoy 1.38 shows us our own
   }
-  remove_header(envoy, KIND(ResponseHeader), LITERAL(DROP_REASON_HEADER)); // the header is ours
-  record_t r;
-  for (const uint8_t *at = s->response, *end = at + s->response_length; at != NULL && tape_next(&at, end, &r);) {
-    CB(http_set_header)(envoy, KIND(ResponseHeader), r.key, r.value);
+  shunt_header memory[HEADERS_ON_STACK];
+  size_t count;
+  shunt_header* headers = all_headers(envoy, KIND(ResponseHeader), memory, &count);
+  response_t response = read_response(headers, count);
+  if (headers != memory) {
+    free(headers);
   }
   if (s->routed && !s->local_reply) {
     s->answered = true;
     s->complete = end_of_stream;
+    s->status = (uint16_t)response.status;
     s->first_byte_at = monotonic_ns();
     served_elsewhere(envoy, s);
+    if (s->watch) {
+      watch_response(envoy, s, &response, end_of_stream);
+    }
+  } else {
+    s->watch = false;
+  }
+  if (response.drop_reason) { // the header is ours
+    CB(http_set_header)
+    (envoy, KIND(ResponseHeader), LITERAL(DROP_REASON_HEADER), (envoy_dynamic_module_type_module_buffer){NULL, 0});
+  }
+  record_t r;
+  for (const uint8_t *at = s->response, *end = at + s->response_length; at != NULL && tape_next(&at, end, &r);) {
+    CB(http_set_header)(envoy, KIND(ResponseHeader), r.key, r.value);
   }
   return envoy_dynamic_module_type_on_http_filter_response_headers_status_Continue;
+}
+
+// watch_body shows Go a piece of the response in place, and puts another into
+// its place if Go says so.
+static void watch_body(envoy_t envoy, stream_t* s) {
+  const envoy_dynamic_module_type_http_body_type kind = BODY_KIND(ReceivedResponseBody);
+  size_t count = CB(http_get_body_chunks_size)(envoy, kind);
+  if (count == 0) {
+    return;
+  }
+  shunt_buffer memory[CHUNKS_ON_STACK];
+  shunt_buffer* chunks = memory;
+  if (count > CHUNKS_ON_STACK && (chunks = malloc(count * sizeof(*chunks))) == NULL) {
+    abort(); // as Envoy itself does when memory ends
+  }
+  if (!CB(http_get_body_chunks)(envoy, kind, chunks)) {
+    count = 0;
+  }
+  WITH_TAPE(tape)
+  if (shuntResponseBody(s->ref, chunks, count, &tape)) {
+    CB(http_drain_body)(envoy, kind, CB(http_get_body_size)(envoy, kind));
+    CB(http_append_body)(envoy, kind, (envoy_dynamic_module_type_module_buffer){(char*)tape.data, tape.len});
+  }
+  s->watch = tape.watch;
+  tape_free(&tape);
+  if (chunks != memory) {
+    free(chunks);
+  }
 }
 
 envoy_dynamic_module_type_on_http_filter_response_body_status envoy_dynamic_module_on_http_filter_response_body(
     envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
     bool end_of_stream) {
-  (void)envoy;
-  ((stream_t*)module)->complete = end_of_stream;
+  stream_t* s = (stream_t*)module;
+  s->complete = end_of_stream;
+  if (s->watch) {
+    watch_body(envoy, s);
+  }
   return envoy_dynamic_module_type_on_http_filter_response_body_status_Continue;
 }
 
@@ -693,7 +780,7 @@ void envoy_dynamic_module_on_http_filter_stream_complete(envoy_dynamic_module_ty
   WITH_TAPE(tape)
   const shunt_ref ref = s->ref;
   s->ref.slot = 0;
-  shuntFinish(ref, s->answered, s->details, s->details_length, first_byte, &tape);
+  shuntFinish(ref, s->status, s->answered, s->complete, s->details, s->details_length, first_byte, &tape);
   const uint8_t state = s->state;
   apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader), false);
   s->state = state;
@@ -704,7 +791,7 @@ void envoy_dynamic_module_on_http_filter_destroy(envoy_dynamic_module_type_http_
   stream_t* s = (stream_t*)module;
   if (s->ref.slot != 0) { // Envoy ended the stream without completing it
     WITH_TAPE(tape)
-    shuntFinish(s->ref, s->answered, NULL, 0, 0, &tape);
+    shuntFinish(s->ref, s->status, s->answered, s->complete, NULL, 0, 0, &tape);
     tape_free(&tape);
   }
   free(s->details);

@@ -40,6 +40,7 @@ typedef struct {
   size_t len;
   bool grown;
   int64_t limit; // with SHUNT_NEED_BODY, in bytes
+  bool watch;    // the response's headers, or more of its body, are wanted
 } shunt_tape;
 
 // Where a request is in Go: a slot of its worker; slot 0 is none.

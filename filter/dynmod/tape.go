@@ -49,7 +49,16 @@ func record(v *filter.Verdict, tape *C.shunt_tape) C.int {
 	}
 	tape.len = C.size_t(len(t.at))
 	tape.limit = C.int64_t(v.BodyLimit)
+	tape.watch = C.bool(v.Watch)
 	return C.int(v.Action)
+}
+
+// recordBody writes a body, changed as the verdict says, to an empty tape.
+func recordBody(v *filter.Verdict, chunks [][]byte, size int64, tape *C.shunt_tape) {
+	t := recorder{tape: tape, at: unsafe.Slice((*byte)(unsafe.Pointer(tape.data)), tape.cap)[:0]}
+	t.room(int(size) + len(v.Edits)*len(v.Name))
+	t.at = v.AppendEdited(t.at, chunks)
+	tape.len = C.size_t(len(t.at))
 }
 
 // recorder appends records to C memory.

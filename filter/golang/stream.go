@@ -44,6 +44,8 @@ type stream struct {
 	limit    int64
 	phase    phase
 	adds     []filter.Header // for the response
+	watch    bool            // the response, or more of it, is wanted
+	body     []byte          // reused by what is put into a response
 	picked   string
 	pickedAt time.Time
 	end      filter.End
@@ -177,6 +179,7 @@ func (s *stream) apply(needBody api.StatusType) api.StatusType {
 		s.callbacks.StreamInfo().DynamicMetadata().Set(filter.MetadataLB, filter.HeaderDestination, v.Destination)
 		s.picked, s.pickedAt = v.Destination, time.Now()
 		s.adds = append(s.adds, v.ResponseHeaders...)
+		s.watch = v.Watch
 	}
 	s.phase, s.headers = phasePass, nil
 	return api.Continue
@@ -224,6 +227,7 @@ func (s *stream) EncodeHeaders(headers api.ResponseHeaderMap, endStream bool) (s
 	const upstream = "via_upstream" // response_code_details of an answer that is not a local reply
 	info := s.callbacks.StreamInfo()
 	if details, _ := info.ResponseCodeDetails(); s.picked == "" || details != upstream {
+		s.watch = false
 		return api.Continue
 	}
 	s.end.Answered, s.complete = true, endStream
@@ -232,15 +236,47 @@ func (s *stream) EncodeHeaders(headers api.ResponseHeaderMap, endStream bool) (s
 		s.request.Served(address, &s.verdict)
 		s.setMetadata()
 	}
+	if status, ok := headers.Status(); ok {
+		s.end.Status = status
+	}
+	if s.watch {
+		s.watchHeaders(headers, endStream)
+	}
 	return api.Continue
 }
 
-// EncodeData implements api.StreamEncoderFilter. The response is not read.
-func (s *stream) EncodeData(_ api.BufferInstance, endStream bool) api.StatusType {
+func (s *stream) watchHeaders(headers api.ResponseHeaderMap, endStream bool) {
+	head := filter.ResponseHead{Status: s.end.Status, End: endStream}
+	head.ContentType, _ = headers.Get("content-type")
+	head.ContentEncoding, _ = headers.Get("content-encoding")
+	s.request.Response(&head, &s.verdict)
+	for _, name := range s.verdict.Remove {
+		headers.Del(name)
+	}
+	s.watch = s.verdict.Watch
+}
+
+// EncodeData implements api.StreamEncoderFilter. A response is read only where
+// someone wants to know.
+func (s *stream) EncodeData(buffer api.BufferInstance, endStream bool) (status api.StatusType) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.contain("response body", &status)
 	if endStream {
-		s.mu.Lock()
-		defer s.mu.Unlock()
 		s.complete = true
+	}
+	if !s.watch || s.phase == phaseReplied || buffer.Len() == 0 {
+		return api.Continue
+	}
+	chunks := [][]byte{buffer.Bytes()}
+	s.request.ResponseBody(chunks, &s.verdict)
+	s.watch = s.verdict.Watch
+	if len(s.verdict.Edits) > 0 {
+		s.body = s.verdict.AppendEdited(s.body[:0], chunks)
+		buffer.Reset()
+		if len(s.body) > 0 {
+			_ = buffer.Append(s.body) // it has no error to return
+		}
 	}
 	return api.Continue
 }
@@ -271,6 +307,7 @@ func (s *stream) finish(logged bool) {
 		return
 	}
 	s.phase, s.headers = phaseFinished, nil
+	s.end.Complete = s.complete
 	if logged && s.picked != "" && !(s.end.Answered && s.complete) {
 		s.end.Details, _ = s.callbacks.StreamInfo().ResponseCodeDetails()
 	}

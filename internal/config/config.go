@@ -59,6 +59,11 @@ type Config struct {
 	// is removed.
 	SubsetHeader bool `json:"subsetHeader,omitempty" default:"false"`
 
+	// RestoreModelName puts the model that the client named back into the answer
+	// to a request whose model was rewritten. Compressed answers are left alone,
+	// and counted. Default: true.
+	RestoreModelName bool `json:"restoreModelName,omitempty" default:"true"`
+
 	// Health is how an endpoint's serving port is probed.
 	Health Health `json:"health,omitempty"`
 

@@ -93,18 +93,19 @@ func mustParse(t *testing.T, text string) *Config {
 func TestDefaults(t *testing.T) {
 	got := mustParse(t, "pools: {default: {static: []}}")
 	want := &Config{
-		Pools:           Pools{{Name: "default", Static: []Endpoint{}}},
-		Models:          Models{Discover: true, Memory: 10 * time.Minute, NotFoundStatus: 400},
-		Policy:          "least-request",
-		Scrape:          Scrape{Interval: time.Second, Timeout: time.Second, StaleAfter: 5 * time.Second, MaxBytes: 16 << 20, Jitter: 1, MaxBackOff: 30 * time.Second},
-		Prometheus:      Prometheus{Interval: 15 * time.Second, Timeout: 2 * time.Second, Labels: PrometheusLabels{Instance: "instance", Model: "model_name"}},
-		Limits:          Limits{RequestBody: 4 << 20, JSONDepth: 512},
-		Runtime:         Runtime{Yield: true},
-		Health:          Health{Interval: 5 * time.Second, Timeout: 2 * time.Second},
-		StartupHold:     5 * time.Second,
-		Destination:     "original_dst",
-		OnInternalError: "reject",
-		Admin:           Admin{Address: "127.0.0.1:9902"},
+		Pools:            Pools{{Name: "default", Static: []Endpoint{}}},
+		Models:           Models{Discover: true, Memory: 10 * time.Minute, NotFoundStatus: 400},
+		Policy:           "least-request",
+		Scrape:           Scrape{Interval: time.Second, Timeout: time.Second, StaleAfter: 5 * time.Second, MaxBytes: 16 << 20, Jitter: 1, MaxBackOff: 30 * time.Second},
+		Prometheus:       Prometheus{Interval: 15 * time.Second, Timeout: 2 * time.Second, Labels: PrometheusLabels{Instance: "instance", Model: "model_name"}},
+		Limits:           Limits{RequestBody: 4 << 20, JSONDepth: 512},
+		Runtime:          Runtime{Yield: true},
+		RestoreModelName: true,
+		Health:           Health{Interval: 5 * time.Second, Timeout: 2 * time.Second},
+		StartupHold:      5 * time.Second,
+		Destination:      "original_dst",
+		OnInternalError:  "reject",
+		Admin:            Admin{Address: "127.0.0.1:9902"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("defaults (-want +got):\n%s", diff)
