@@ -27,6 +27,7 @@ type metrics struct {
 	models      *prometheus.CounterVec // pool, model, target_model
 	tokens      *prometheus.CounterVec // pool, model, target_model, kind, source
 	fallbacks   *prometheus.CounterVec // pool, policy
+	guarded     *prometheus.CounterVec // pool, guard
 	drops       *prometheus.CounterVec // pool, reason
 	refusals    *prometheus.CounterVec // pool, code
 	faults      *prometheus.CounterVec // pool, kind
@@ -77,7 +78,8 @@ func newMetrics(version string) *metrics {
 		"Successful answers that were not read, so that their usage is not known and the model's name not restored, by cause.", "pool", "cause")
 	m.upstream = counter("upstream_errors_total", "Answers of engines with a status of 400 and above, which pass through untouched.", "pool", "status")
 	m.failed = counter("failed_answers_total", "Answers of engines with a success status and an error inside.", "pool")
-	m.fallbacks = counter("fallbacks_total", "Picks at random because the policy could score no candidate.", "pool", "policy")
+	m.fallbacks = counter("fallbacks_total", "Picks not made by the policy's rule: at random because it could score no candidate, or the emptiest because the request fits on none.", "pool", "policy")
+	m.guarded = counter("guarded_picks_total", "Picks from which a guard took candidates out.", "pool", "guard")
 	m.drops = counter("drops_total", "Requests dropped, by drop reason.", "pool", "reason")
 	m.refusals = counter("refusals_total", "Requests refused as invalid, by error code.", "pool", "code")
 	m.faults = counter("endpoint_faults_total", "Requests that an endpoint reset before response headers or refused to connect.", "pool", "kind")
@@ -92,6 +94,7 @@ func newMetrics(version string) *metrics {
 type poolCounters struct {
 	picks       [numPolicies]prometheus.Counter
 	fallbacks   [numPolicies]prometheus.Counter
+	guarded     [scorer.NumGuards]prometheus.Counter
 	drops       [numDropReasons]prometheus.Counter
 	faults      [2]prometheus.Counter
 	moved       prometheus.Counter
@@ -107,7 +110,7 @@ type poolCounters struct {
 	failedAnswers  prometheus.Counter
 }
 
-const numPolicies = int(scorer.LeastKVCache) + 1
+const numPolicies = scorer.NumLabels
 
 func (m *metrics) forPool(name string) *poolCounters {
 	c := &poolCounters{
@@ -135,9 +138,12 @@ func (m *metrics) forPool(name string) *poolCounters {
 		}
 		return row
 	}
-	for p := scorer.Random; int(p) < numPolicies; p++ {
-		c.picks[p] = m.requests.WithLabelValues(name, p.String())
-		c.fallbacks[p] = m.fallbacks.WithLabelValues(name, p.String())
+	for p, label := range scorer.Labels() {
+		c.picks[p] = m.requests.WithLabelValues(name, label)
+		c.fallbacks[p] = m.fallbacks.WithLabelValues(name, label)
+	}
+	for g := range scorer.NumGuards {
+		c.guarded[g] = m.guarded.WithLabelValues(name, g.String())
 	}
 	for d := DropSaturated; d < numDropReasons; d++ {
 		c.drops[d] = m.drops.WithLabelValues(name, d.String())
@@ -160,10 +166,10 @@ func (u unreadCause) String() string {
 	return [numUnreadCauses]string{"content-encoding", "content-type"}[u]
 }
 
-func (c *poolCounters) picked(p scorer.Policy, fallback bool) {
-	c.picks[p].Inc()
-	if fallback {
-		c.fallbacks[p].Inc()
+func (c *poolCounters) picked(p *scorer.Policy, fallback scorer.Fallback) {
+	c.picks[p.LabelIndex()].Inc()
+	if fallback != scorer.FallbackNone {
+		c.fallbacks[p.LabelIndex()].Inc()
 	}
 }
 

@@ -28,6 +28,7 @@ type Pool struct {
 	querier  *metricsync.Querier
 	queue    *flowcontrol.Queue
 	counters *poolCounters
+	tokens   pool.Tokenizers
 
 	// judged becomes true, for good, once every endpoint of the first full sets
 	// has answered or failed: an endpoint that joins later unreadies nobody.

@@ -150,7 +150,7 @@ func (r *Request) routeAnyway(where string, v *Verdict) (ok bool) {
 	if len(index) == 0 {
 		return false
 	}
-	r.policy = scorer.LeastRequest
+	r.policy = scorer.LeastRequest()
 	r.route(snap, index, r.gen.runtime.now(), v)
 	return true
 }

@@ -1,7 +1,6 @@
 package filter
 
 import (
-	"math/rand/v2"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -44,23 +43,26 @@ type Request struct {
 	waiter  flowcontrol.Waiter  // its queue's
 
 	// of the worker
-	set     *settings // read once, at headers
-	pool    *Pool
-	rules   *openai.Endpoint
-	policy  scorer.Policy
-	subset  string
-	asked   string           // the model that the client named, "" for none
-	model   string           // the model that the engine gets: asked, or what it was rewritten to; "" for none
-	size    int64            // of the body, while it waits
-	held    pool.Reservation // of the endpoint it was sent to
-	prompt  int64            // its tokens, as far as its bytes tell
-	counted *modelCounters
-	answer  *answer // while the response is read
-	decided time.Time
-	waited  time.Duration
-	grpc    bool
-	explain bool
-	test    string
+	set       *settings // read once, at headers
+	pool      *Pool
+	rules     *openai.Endpoint
+	policy    *scorer.Policy
+	subset    string
+	asked     string           // the model that the client named, "" for none
+	model     string           // the model that the engine gets: asked, or what it was rewritten to; "" for none
+	size      int64            // of the body, while it waits
+	held      pool.Reservation // of the endpoint it was sent to
+	prompt    int64            // its tokens, as far as its bytes tell
+	text      int64            // its bytes, 0 where it was given as token ids
+	streams   bool             // it asked for a stream
+	maxTokens int64            // the most it may generate, -1 if it does not say
+	counted   *modelCounters
+	answer    *answer // while the response is read
+	decided   time.Time
+	waited    time.Duration
+	grpc      bool
+	explain   bool
+	test      string
 }
 
 // Init starts a request under a generation. The generation outlives it.
@@ -103,7 +105,7 @@ func (r *Request) Headers(h *Head, endStream bool, route *Route, v *Verdict) {
 		r.rules = openai.Lookup(h.Method, h.Path, nil)
 	}
 	if r.rules == nil { // nothing in the payload would change the pick
-		r.policy = scorer.LeastRequest
+		r.policy = scorer.LeastRequest()
 		r.size = max(0, h.ContentLength) // what is held if it waits
 		r.decide(now, v)
 		return
@@ -128,7 +130,7 @@ func (r *Request) choosePool(h *Head, route *Route, v *Verdict) bool {
 		if route.Pool != "" {
 			r.pool = set.pools[route.Pool]
 		}
-		if route.policy != 0 {
+		if route.policy != nil {
 			r.policy = route.policy
 		}
 	}
@@ -146,7 +148,7 @@ func (r *Request) choosePool(h *Head, route *Route, v *Verdict) bool {
 		r.subset = strings.Clone(h.value(hdrDestinationSubset))
 	}
 	if asked := h.value(hdrRoutingStrategy); asked != "" && len(set.allowed) > 0 {
-		p, ok := set.allowed[asked]
+		p, ok := set.policyOf(asked)
 		if !ok {
 			r.refuse(400, codeInvalidStrategy, "routing-strategy "+asked+" is not allowed here; allowed: "+
 				strings.Join(set.cfg.AllowedPolicies, ", "), "", v)
@@ -179,8 +181,9 @@ func (r *Request) Body(chunks [][]byte, v *Verdict) {
 	}
 	snap := r.pool.holder.Load()
 	r.asked = ownName(snap, result.Model)
-	r.prompt = promptTokens(&result)
 	r.model = r.asked
+	r.streams, r.maxTokens = result.Stream, result.MaxTokens
+	r.estimate(&result)
 	r.decideOn(snap, r.gen.runtime.now(), v)
 }
 
@@ -301,14 +304,11 @@ func (r *Request) Resume(v *Verdict) {
 
 // route picks among candidates and reserves the winner.
 func (r *Request) route(snap *pool.Snapshot, index []int32, now time.Time, v *Verdict) {
-	choice := r.policy.PickAndReserve(snap, index, now, rand.Uint64())
+	choice := r.pick(snap, index, now)
 	e := &snap.Endpoints[choice.Index]
 	r.held = choice.Reservation
 	r.word.Store(stateRouted)
-	fallback := ""
-	if choice.Fallback {
-		fallback = "random"
-	}
+	fallback := choice.Fallback.String()
 	r.pool.counters.picked(r.policy, choice.Fallback)
 	v.Action, v.Destination = Continue, e.Key
 	r.counted = r.models(snap)

@@ -66,9 +66,11 @@ func (r *Request) Response(h *ResponseHead, v *Verdict) {
 	switch {
 	case h.ContentEncoding != "" && !strings.EqualFold(h.ContentEncoding, "identity"):
 		r.pool.counters.unread[unreadEncoded].Inc()
+		r.held.Mute()
 		return
 	case !sse && media != "application/json" && !strings.HasSuffix(media, "+json"):
 		r.pool.counters.unread[unreadType].Inc()
+		r.held.Mute()
 		return
 	}
 	a := answers.Get().(*answer)
@@ -159,16 +161,14 @@ func (s usageSource) String() string {
 	return [numUsageSources]string{"absent", "reported", "estimated"}[s]
 }
 
-// bytesPerToken is the usual guess for text of unknown tokenizer.
-const bytesPerToken = 4
-
-// promptTokens estimates a prompt's tokens; where it is given as ids they are
-// counted.
-func promptTokens(s *openai.Result) int64 {
-	if s.TokenIDs > 0 {
-		return s.TokenIDs
+// estimate sets the prompt's tokens from its bytes, by what usage has said of
+// the model's tokenizer; where it is given as ids they are counted.
+func (r *Request) estimate(s *openai.Result) {
+	if r.prompt = s.TokenIDs; r.prompt > 0 {
+		return
 	}
-	return (s.PromptBytes + s.PreambleBytes + bytesPerToken - 1) / bytesPerToken
+	r.text = s.PromptBytes + s.PreambleBytes
+	r.prompt = r.pool.tokens.For(r.model).Estimate(r.text)
 }
 
 // counts tells what is known about tokens at the response's end. Where a
@@ -195,6 +195,9 @@ func (a *answer) counts(prompt int64, complete bool) tokenCounts {
 
 // settle tells metrics, metadata and live load what the response said.
 func (r *Request) settle(end End, now time.Time, v *Verdict) {
+	if end.Answered && (end.Status == 429 || end.Status == 503) {
+		r.held.Live().Pushback(now)
+	}
 	if end.Answered && end.Status >= 400 {
 		r.pool.counters.upstreamErrors.WithLabelValues(strconv.Itoa(end.Status)).Inc()
 	}
@@ -228,6 +231,9 @@ func (r *Request) settle(end End, now time.Time, v *Verdict) {
 		}
 	}
 	r.held.Progress(c.completion, now)
+	if c.source == usageReported {
+		r.pool.tokens.Learn(r.model, r.text, c.prompt)
+	}
 	r.counted.tokens(c)
 }
 

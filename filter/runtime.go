@@ -106,8 +106,9 @@ type settings struct {
 	cfg     *config.Config
 	pools   map[string]*Pool
 	first   *Pool
-	policy  scorer.Policy
-	allowed map[string]scorer.Policy
+	policy  *scorer.Policy
+	allowed map[string]*scorer.Policy
+	costs   *scorer.Costs
 	scan    openai.Options
 }
 
@@ -128,7 +129,7 @@ type Generation struct {
 // Route is the configuration of one route.
 type Route struct {
 	config.Route
-	policy scorer.Policy
+	policy *scorer.Policy
 	broken bool
 }
 
@@ -226,19 +227,13 @@ func (rt *Runtime) processLocked(cfg *config.Config) {
 func (rt *Runtime) settingsLocked(cfg *config.Config, pools map[string]*Pool) (*settings, error) {
 	set := &settings{cfg: cfg, pools: pools, first: pools[cfg.Pools[0].Name]}
 	var err error
-	if set.policy, err = scorer.Parse(cfg.Policy); err != nil {
+	if set.policy, err = cfg.Policy.Compile(); err != nil {
 		return nil, fmt.Errorf("policy: %w", err)
 	}
-	if len(cfg.AllowedPolicies) > 0 {
-		set.allowed = make(map[string]scorer.Policy, len(cfg.AllowedPolicies))
-		for i, name := range cfg.AllowedPolicies {
-			p, err := scorer.Parse(name)
-			if err != nil {
-				return nil, fmt.Errorf("allowedPolicies[%d]: %w", i, err)
-			}
-			set.allowed[name] = p
-		}
+	if set.allowed, err = allowedPolicies(cfg); err != nil {
+		return nil, fmt.Errorf("allowedPolicies: %w", err)
 	}
+	set.costs = cfg.CostList()
 	set.scan = openai.Options{MaxDepth: cfg.Limits.JSONDepth}
 	return set, nil
 }
@@ -424,8 +419,8 @@ func (rt *Runtime) LoadRoute(raw []byte) (*Route, error) {
 		return nil, err
 	}
 	r := &Route{Route: *parsed}
-	if r.Policy != "" {
-		if r.policy, err = scorer.Parse(r.Policy); err != nil {
+	if r.Policy.Set() {
+		if r.policy, err = r.Policy.Compile(); err != nil {
 			return nil, fmt.Errorf("policy: %w", err)
 		}
 	}

@@ -24,6 +24,7 @@ type writerState struct {
 	byAddr   map[netip.AddrPort]*endpoint
 	order    []*endpoint // by address
 	retired  map[netip.AddrPort]retired
+	slots    pool.Slots           // of all Lives above
 	gone     map[string]time.Time // models no longer served, and since when
 	complete bool
 	fresh    bool
@@ -69,7 +70,8 @@ type endpointState struct {
 	failingSince time.Time
 	failingSaid  bool
 	wasReady     bool
-	said         bool // readiness was logged once
+	readySince   time.Time // zero before it was
+	said         bool      // readiness was logged once
 
 	ctx        context.Context
 	cancel     context.CancelFunc // both loops
@@ -88,6 +90,7 @@ func (w *writerState) init(last *pool.Snapshot, now time.Time) {
 	for i := range last.Endpoints {
 		e := &last.Endpoints[i]
 		w.retired[e.Addr] = retired{e.Live, e.Incarnation, now}
+		w.slots.Keep(e.Live.Slot)
 	}
 	if len(w.retired) > 0 {
 		w.dueBy(now.Add(retireKeep))
@@ -186,7 +189,7 @@ func (s *Syncer) add(t pool.Target, now time.Time) {
 		e.live = r.live
 		delete(s.retired, t.Addr)
 	} else {
-		e.live = &pool.Live{Addr: t.Addr.String()}
+		e.live = &pool.Live{Addr: t.Addr.String(), Slot: s.slots.Take()}
 	}
 	e.stats.Store(&EndpointStats{Addr: t.Addr, Pod: t.Pod})
 	e.ctx, e.cancel = context.WithCancel(s.ctx)
@@ -220,6 +223,9 @@ func (s *Syncer) remove(e *endpoint, now time.Time) {
 	e.removed = true
 	e.cancel()
 	delete(s.byAddr, e.target.Addr)
+	if older, ok := s.retired[e.target.Addr]; ok {
+		s.slots.Give(older.live.Slot)
+	}
 	s.retired[e.target.Addr] = retired{e.live, e.target.Incarnation, now}
 	s.dueBy(now.Add(retireKeep))
 	s.forget(append(slices.Clone(e.models), e.target.Model), nil, now)
@@ -394,6 +400,7 @@ func (s *Syncer) settle(e *endpoint, now time.Time) {
 	e.said = true
 	s.dirty = true
 	if e.wasReady = ready; ready {
+		e.readySince = now
 		s.logf(levelInfo, "endpoint %s is ready", e.name())
 	} else {
 		s.logf(levelWarn, "endpoint %s is not ready: %s", e.name(), why)
@@ -431,6 +438,7 @@ func (s *Syncer) tidy(now time.Time) {
 		case r.live.InFlight() > 0:
 			s.dueBy(now.Add(retireKeep))
 		default:
+			s.slots.Give(r.live.Slot)
 			delete(s.retired, addr)
 		}
 	}
@@ -486,6 +494,7 @@ func (e *endpoint) view(cfg *Config) pool.Endpoint {
 	return pool.Endpoint{
 		Target: e.target, Live: e.live, Models: e.models,
 		Judged: e.shown.judged, Ready: e.shown.ready, Why: e.shown.why, AnyModel: e.shown.anyModel,
+		ReadySince:    e.readySince,
 		SetAsideSince: e.shown.since, SetAsideUntil: e.shown.until,
 	}
 }

@@ -1,164 +1,248 @@
 // Package scorer ranks endpoints: pure functions from a request, one snapshot,
-// the time and a seed to a choice and its reason. It is the in-process
-// counterpart of the AIBrix routing policies, whose names it keeps.
+// the live load, the time and a seed to a choice and its reason. It is the
+// in-process counterpart of the AIBrix routing policies and of the llm-d
+// router's scorers, whose names it keeps.
 package scorer
 
 import (
 	"fmt"
+	"math"
+	"slices"
+	"strconv"
 	"strings"
-	"time"
-
-	"github.com/shuntproxy/shunt/internal/pool"
 )
 
-// Policy is how endpoints are ranked. The zero value is not valid; Parse makes
-// one.
-type Policy uint8
+// Part is one entry of a policy as it is written.
+type Part struct {
+	// Name is one of Valid.
+	Name string
+	// Weight is at least 0; a part that weighs 0 is left out.
+	Weight float64
+	// Params are the part's parameters as text, by name.
+	Params map[string]string
+}
 
-// The policies, by their configuration names.
+// Problem is one thing wrong with a policy: the field, relative to it, and what
+// is wrong.
+type Problem struct {
+	// Field is "" for the policy as a whole, or "[1].params.slack".
+	Field   string
+	Message string
+}
+
+// Policy is how endpoints are ranked, ready to pick with: one rule, or several
+// with weights. It is immutable.
+type Policy struct {
+	text  string
+	parts []part
+	needs needs
+}
+
+// part is a compiled Part.
+type part struct {
+	kind   kind
+	weight float64
+	p      [maxParams]float64 // by position in the kind's params
+}
+
 const (
-	Random       Policy = iota + 1 // random
-	LeastRequest                   // least-request
-	LeastKVCache                   // least-kv-cache
+	// maxParts bounds a policy: each costs one pass over the candidates.
+	maxParts = 8
+	// maxWeight is AIBrix's bound.
+	maxWeight = 1e6
 )
 
-// Names returns the valid policy names, in the order of the documentation.
-func Names() []string { return []string{"random", "least-request", "least-kv-cache"} }
+// String is the policy as text: a name, or name:weight parts with commas.
+func (p *Policy) String() string { return p.text }
 
-// String returns the configuration name.
-func (p Policy) String() string {
-	if p == 0 || int(p) > len(Names()) {
-		return "unknown"
+// Label is a name from a closed set, for counters: the policy's, or "weighted".
+func (p *Policy) Label() string {
+	if len(p.parts) == 1 {
+		return kinds[p.parts[0].kind].name
 	}
-	return Names()[p-1]
+	return "weighted"
 }
 
-// Parse reads a policy name.
-func Parse(name string) (Policy, error) {
-	switch name {
-	case "random":
-		return Random, nil
-	case "least-request":
-		return LeastRequest, nil
-	case "least-kv-cache":
-		return LeastKVCache, nil
-	default:
-		return 0, fmt.Errorf("unknown policy %q, valid: %s", name, strings.Join(Names(), ", "))
+// Labels are the values that Label can have.
+func Labels() []string { return append(Names(), "weighted") }
+
+// NumLabels is how many they are.
+const NumLabels = int(numKinds) + 1
+
+// LabelIndex is the position of Label in Labels.
+func (p *Policy) LabelIndex() int {
+	if len(p.parts) == 1 {
+		return int(p.parts[0].kind)
 	}
+	return int(numKinds)
 }
 
-// Choice is what a policy picked, and why.
-type Choice struct {
-	// Index is a position in Snapshot.Endpoints.
-	Index int32
-	// Fallback is true where the policy could score no candidate and the pick
-	// is random.
-	Fallback bool
-	// Reservation is what PickAndReserve took of the winner's live load.
-	Reservation pool.Reservation
-	// seen is the winner's in-flight count at the time it won.
-	seen int64
-}
+// NeedsPrefix reports whether a pick reads the hashes of the prompt's blocks.
+func (p *Policy) NeedsPrefix() bool { return p.needs&needPrefix != 0 }
 
-// Pick chooses among candidates, which may not be empty. Equals are broken at
-// random by seed; the same arguments and live load give the same choice.
-func (p Policy) Pick(s *pool.Snapshot, candidates []int32, now time.Time, seed uint64) Choice {
-	switch p {
-	case LeastRequest:
-		return leastRequest(s, candidates, seed)
-	case LeastKVCache:
-		return leastMetric(s, candidates, pool.KVCacheUsagePerc, now, seed)
-	default:
-		return random(s, candidates, seed, false)
+// NeedsSession reports whether a pick reads who is asking.
+func (p *Policy) NeedsSession() bool { return p.needs&needSession != 0 }
+
+// LeastRequest is the policy for requests that name no model.
+func LeastRequest() *Policy { return leastRequest }
+
+var leastRequest = func() *Policy {
+	p, _ := Parse("least-request")
+	return p
+}()
+
+// Parse reads a policy's name or AIBrix's string form, name[:weight] with
+// commas between. A part that weighs 0 is left out.
+func Parse(text string) (*Policy, error) {
+	parts, err := split(text)
+	if err != nil {
+		return nil, err
 	}
-}
-
-// maxTries bounds how often a pick is redone because another worker took the
-// winner's slot in between. Each retry means that some other pick succeeded.
-const maxTries = 8
-
-// PickAndReserve picks an endpoint and takes a slot of its live load in the
-// same step: a winner whose load another worker has changed meanwhile is picked
-// anew, so that a burst over many workers spreads as evenly as over one. The
-// caller releases the slot once.
-func (p Policy) PickAndReserve(s *pool.Snapshot, candidates []int32, now time.Time, seed uint64) Choice {
-	if p != LeastRequest { // the other rankings do not read what a reservation changes
-		c := p.Pick(s, candidates, now, seed)
-		c.Reservation = s.Endpoints[c.Index].Live.Reserve(pool.Load{}, now)
-		return c
+	p, problems := Compile(parts)
+	if len(problems) > 0 {
+		return nil, fmt.Errorf("%s", problems[0].Message)
 	}
-	var c Choice
-	for range maxTries {
-		c = p.Pick(s, candidates, now, seed)
-		if held, ok := s.Endpoints[c.Index].Live.TryReserve(c.seen, pool.Load{}, now); ok {
-			c.Reservation = held
-			return c
-		}
-		seed = mix(seed)
-	}
-	c.Reservation = s.Endpoints[c.Index].Live.Reserve(pool.Load{}, now)
-	return c
+	return p, nil
 }
 
-func random(s *pool.Snapshot, candidates []int32, seed uint64, fallback bool) Choice {
-	i := candidates[below(mix(seed), len(candidates))]
-	return Choice{Index: i, Fallback: fallback, seen: s.Endpoints[i].Live.InFlight()}
-}
-
-// leastRequest takes the endpoint with the fewest requests of this process in
-// flight: the same on every engine, and never stale.
-func leastRequest(s *pool.Snapshot, candidates []int32, seed uint64) Choice {
-	best, ties := Choice{Index: -1}, 0
-	for _, i := range candidates {
-		n := s.Endpoints[i].Live.InFlight()
-		switch {
-		case best.Index < 0 || n < best.seen:
-			best, ties = Choice{Index: i, seen: n}, 1
-		case n == best.seen:
-			ties++
-			if seed = mix(seed); below(seed, ties) == 0 {
-				best.Index = i
+// split takes the string form apart.
+func split(text string) ([]Part, error) {
+	var parts []Part
+	for entry := range strings.SplitSeq(text, ",") {
+		name, weight, weighted := strings.Cut(strings.TrimSpace(entry), ":")
+		part := Part{Name: strings.TrimSpace(name), Weight: 1}
+		if weighted {
+			w, err := strconv.ParseUint(strings.TrimSpace(weight), 10, 32)
+			if err != nil || w > maxWeight {
+				return nil, fmt.Errorf("%q is not a weight: a whole number from 0 to %d is wanted, as in prefix-cache:2,least-request:1", weight, int(maxWeight))
 			}
+			part.Weight = float64(w)
 		}
+		parts = append(parts, part)
 	}
-	return best
+	return parts, nil
 }
 
-// leastMetric takes the smallest fresh reading of an engine metric. Endpoints
-// without one are skipped; without any, the pick is random.
-func leastMetric(s *pool.Snapshot, candidates []int32, m pool.Metric, now time.Time, seed uint64) Choice {
-	best, ties, lowest := int32(-1), 0, 0.0
-	readings := s.Readings(m, now)
-	for _, i := range candidates {
-		v, ok := readings.At(i)
+// Mentioned returns the names in a policy's text, as they are written; nil if
+// it can't be read.
+func Mentioned(text string) []string {
+	parts, err := split(text)
+	if err != nil {
+		return nil
+	}
+	names := make([]string, len(parts))
+	for i := range parts {
+		names[i] = parts[i].Name
+	}
+	return names
+}
+
+// Compile makes a policy of its parts. All problems are returned at once.
+func Compile(parts []Part) (*Policy, []Problem) {
+	p := &Policy{}
+	var problems []Problem
+	fail := func(i int, field, format string, args ...any) {
+		at := fmt.Sprintf("[%d]", i) + field
+		problems = append(problems, Problem{at, fmt.Sprintf(format, args...)})
+	}
+	seen := make(map[kind]bool)
+	for i := range parts {
+		in := &parts[i]
+		k, ok := kindOf(in.Name)
 		if !ok {
+			fail(i, ".policy", "unknown policy %q, valid: %s", in.Name, strings.Join(Names(), ", "))
 			continue
 		}
-		switch {
-		case best < 0 || v < lowest:
-			best, lowest, ties = i, v, 1
-		case v == lowest:
-			ties++
-			if seed = mix(seed); below(seed, ties) == 0 {
-				best = i
+		if seen[k] {
+			fail(i, ".policy", "%s is given twice", kinds[k].name)
+		}
+		seen[k] = true
+		if !(in.Weight >= 0 && in.Weight <= maxWeight) {
+			fail(i, ".weight", "is %v: 0 to %d is wanted", in.Weight, int(maxWeight))
+		}
+		made := part{kind: k, weight: in.Weight}
+		for at := range kinds[k].params {
+			made.p[at] = kinds[k].params[at].value
+		}
+		for _, name := range sortedKeys(in.Params) {
+			if message := made.set(name, in.Params[name]); message != "" {
+				fail(i, ".params."+name, "%s", message)
 			}
 		}
+		if in.Weight == 0 {
+			continue
+		}
+		p.parts = append(p.parts, made)
+		p.needs |= kinds[k].needs
 	}
-	if best < 0 {
-		return random(s, candidates, seed, true)
+	for i := range parts {
+		if k, ok := kindOf(parts[i].Name); ok && kinds[k].alone && len(parts) > 1 {
+			fail(i, ".policy", "%s stands alone: it is no score that others can be added to", kinds[k].name)
+		}
 	}
-	return Choice{Index: best, seen: s.Endpoints[best].Live.InFlight()}
+	switch {
+	case len(problems) > 0:
+	case len(parts) == 0:
+		problems = append(problems, Problem{"", "is empty: name a policy, such as least-request"})
+	case len(p.parts) == 0:
+		problems = append(problems, Problem{"", "no part has a weight above 0"})
+	case len(p.parts) > maxParts:
+		problems = append(problems, Problem{"", fmt.Sprintf("has %d parts: %d are the limit", len(p.parts), maxParts)})
+	}
+	if len(problems) > 0 {
+		return nil, problems
+	}
+	p.text = p.describe()
+	return p, nil
 }
 
-// mix is the output function of SplitMix64 (Steele, Lea, Flood 2014): one
-// random word makes as many as a pick needs.
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
+func (p *Policy) describe() string {
+	if len(p.parts) == 1 {
+		return kinds[p.parts[0].kind].name
+	}
+	var out strings.Builder
+	for i := range p.parts {
+		if i > 0 {
+			out.WriteByte(',')
+		}
+		out.WriteString(kinds[p.parts[i].kind].name + ":" + strconv.FormatFloat(p.parts[i].weight, 'g', -1, 64))
+	}
+	return out.String()
 }
 
-// below maps a random word to [0, n) by multiplication (Lemire 2019). Its bias
-// is n/2^32.
-func below(x uint64, n int) int { return int(uint64(uint32(x)) * uint64(n) >> 32) }
+// set parses a parameter and returns what is wrong with it, or "".
+func (pt *part) set(name, text string) string {
+	for at := range kinds[pt.kind].params {
+		def := &kinds[pt.kind].params[at]
+		if def.name != name {
+			continue
+		}
+		if def.boolean {
+			switch strings.ToLower(text) {
+			case "true":
+				pt.p[at] = 1
+			case "false":
+				pt.p[at] = 0
+			default:
+				return fmt.Sprintf("is %q: true or false is wanted", text)
+			}
+			return ""
+		}
+		v, err := strconv.ParseFloat(text, 64)
+		if err != nil || math.IsNaN(v) || v < def.least || v > def.most {
+			return fmt.Sprintf("is %q: a number from %v to %v is wanted", text, def.least, def.most)
+		}
+		pt.p[at] = v
+		return ""
+	}
+	return fmt.Sprintf("is no parameter of %s; %s", kinds[pt.kind].name, pt.kind.paramNames())
+}
+
+func sortedKeys(m map[string]string) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

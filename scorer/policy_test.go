@@ -3,7 +3,6 @@ package scorer
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"sync"
@@ -48,33 +47,33 @@ func TestPick(t *testing.T) {
 	nan := math.NaN()
 	for _, tc := range []struct {
 		name     string
-		policy   Policy
+		policy   string
 		inFlight []int
 		kv       []float64
 		age      time.Duration
 		want     []int32 // any of them, and over many seeds all of them
 		fallback bool
 	}{
-		{name: "random takes any", policy: Random, inFlight: []int{9, 0, 5}, want: []int32{0, 1, 2}},
-		{name: "least-request takes the emptiest", policy: LeastRequest, inFlight: []int{3, 1, 2}, want: []int32{1}},
-		{name: "least-request breaks ties at random", policy: LeastRequest, inFlight: []int{1, 3, 1, 1}, want: []int32{0, 2, 3}},
-		{name: "least-request ignores metrics", policy: LeastRequest, inFlight: []int{0, 1}, kv: []float64{.9, .1}, want: []int32{0}},
-		{name: "one endpoint", policy: LeastRequest, inFlight: []int{7}, want: []int32{0}},
-		{name: "least-kv-cache takes the smallest", policy: LeastKVCache, inFlight: []int{0, 9, 0}, kv: []float64{.5, .1, .2}, want: []int32{1}},
-		{name: "zero is a reading", policy: LeastKVCache, inFlight: []int{0, 0}, kv: []float64{.5, 0}, want: []int32{1}},
-		{name: "absent is not zero", policy: LeastKVCache, inFlight: []int{0, 0}, kv: []float64{.5, absent}, want: []int32{0}},
-		{name: "NaN is absent", policy: LeastKVCache, inFlight: []int{0, 0}, kv: []float64{.5, nan}, want: []int32{0}},
-		{name: "kv ties at random", policy: LeastKVCache, inFlight: []int{0, 0, 0}, kv: []float64{.2, .5, .2}, want: []int32{0, 2}},
-		{name: "at the staleness limit is fresh", policy: LeastKVCache, inFlight: []int{0, 0}, kv: []float64{.2, .1}, age: 5 * time.Second, want: []int32{1}},
-		{name: "all stale is random and says so", policy: LeastKVCache, inFlight: []int{0, 0}, kv: []float64{.2, .1}, age: 6 * time.Second, want: []int32{0, 1}, fallback: true},
-		{name: "none scraped is random and says so", policy: LeastKVCache, inFlight: []int{0, 0}, want: []int32{0, 1}, fallback: true},
+		{name: "random takes any", policy: "random", inFlight: []int{9, 0, 5}, want: []int32{0, 1, 2}},
+		{name: "least-request takes the emptiest", policy: "least-request", inFlight: []int{3, 1, 2}, want: []int32{1}},
+		{name: "least-request breaks ties at random", policy: "least-request", inFlight: []int{1, 3, 1, 1}, want: []int32{0, 2, 3}},
+		{name: "least-request ignores metrics", policy: "least-request", inFlight: []int{0, 1}, kv: []float64{.9, .1}, want: []int32{0}},
+		{name: "one endpoint", policy: "least-request", inFlight: []int{7}, want: []int32{0}},
+		{name: "least-kv-cache takes the smallest", policy: "least-kv-cache", inFlight: []int{0, 9, 0}, kv: []float64{.5, .1, .2}, want: []int32{1}},
+		{name: "zero is a reading", policy: "least-kv-cache", inFlight: []int{0, 0}, kv: []float64{.5, 0}, want: []int32{1}},
+		{name: "absent is not zero", policy: "least-kv-cache", inFlight: []int{0, 0}, kv: []float64{.5, absent}, want: []int32{0}},
+		{name: "NaN is absent", policy: "least-kv-cache", inFlight: []int{0, 0}, kv: []float64{.5, nan}, want: []int32{0}},
+		{name: "kv ties at random", policy: "least-kv-cache", inFlight: []int{0, 0, 0}, kv: []float64{.2, .5, .2}, want: []int32{0, 2}},
+		{name: "at the staleness limit is fresh", policy: "least-kv-cache", inFlight: []int{0, 0}, kv: []float64{.2, .1}, age: 5 * time.Second, want: []int32{1}},
+		{name: "all stale is random and says so", policy: "least-kv-cache", inFlight: []int{0, 0}, kv: []float64{.2, .1}, age: 6 * time.Second, want: []int32{0, 1}, fallback: true},
+		{name: "none scraped is random and says so", policy: "least-kv-cache", inFlight: []int{0, 0}, want: []int32{0, 1}, fallback: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s, candidates := world(t, tc.inFlight, tc.kv, tc.age)
 			seen := map[int32]bool{}
 			for seed := range uint64(200) {
-				c := tc.policy.Pick(s, candidates, now, seed)
-				if c.Fallback != tc.fallback {
+				c := must(t, tc.policy).Pick(&Input{Snapshot: s, Candidates: candidates, Now: now, Seed: seed})
+				if (c.Fallback == FallbackRandom) != tc.fallback {
 					t.Fatalf("fallback %v, want %v", c.Fallback, tc.fallback)
 				}
 				seen[c.Index] = true
@@ -90,45 +89,6 @@ func TestPick(t *testing.T) {
 	}
 }
 
-// TestPickAgainstDumb compares with an implementation that sorts nothing out:
-// collect all scores, take the minimum, list who has it.
-func TestPickAgainstDumb(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
-		n := 1 + rng.IntN(12)
-		inFlight, kv := make([]int, n), make([]float64, n)
-		for i := range n {
-			inFlight[i] = rng.IntN(4)
-			kv[i] = float64(rng.IntN(5)-1) / 4
-			if kv[i] < 0 {
-				kv[i] = absent
-			}
-		}
-		s, candidates := world(t, inFlight, kv, 0)
-		for _, p := range []Policy{LeastRequest, LeastKVCache} {
-			best, winners := math.Inf(1), map[int32]bool{}
-			for _, i := range candidates {
-				score := float64(inFlight[i])
-				if p == LeastKVCache {
-					if score = kv[i]; score == absent {
-						continue
-					}
-				}
-				if score < best {
-					best, winners = score, map[int32]bool{}
-				}
-				if score == best {
-					winners[i] = true
-				}
-			}
-			c := p.Pick(s, candidates, now, rng.Uint64())
-			if c.Fallback != (len(winners) == 0) || (!c.Fallback && !winners[c.Index]) {
-				t.Fatalf("%v over in-flight %v, kv %v picked %d (fallback %v), want one of %v", p, inFlight, kv, c.Index, c.Fallback, winners)
-			}
-		}
-	}
-}
-
 // TestBurstSpreads sends equal requests from several goroutines, which release
 // none: the counts of equal endpoints may differ by one.
 func TestBurstSpreads(t *testing.T) {
@@ -138,7 +98,7 @@ func TestBurstSpreads(t *testing.T) {
 	for w := range workers {
 		wg.Go(func() {
 			for i := range each {
-				LeastRequest.PickAndReserve(s, candidates, now, uint64(w*each+i))
+				LeastRequest().PickAndReserve(&Input{Snapshot: s, Candidates: candidates, Now: now, Seed: uint64(w*each + i)})
 			}
 		})
 	}
@@ -153,40 +113,100 @@ func TestBurstSpreads(t *testing.T) {
 	}
 }
 
+func must(tb testing.TB, text string) *Policy {
+	tb.Helper()
+	p, err := Parse(text)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return p
+}
+
 func TestParse(t *testing.T) {
 	for _, name := range Names() {
 		p, err := Parse(name)
-		if err != nil || p.String() != name {
+		if err != nil || p.String() != name || p.Label() != name || Labels()[p.LabelIndex()] != name {
 			t.Errorf("Parse(%q) = %v, %v", name, p, err)
 		}
 	}
-	if _, err := Parse("round-robin"); err == nil || !strings.Contains(err.Error(), `unknown policy "round-robin", valid: random, `) {
-		t.Errorf("error %v does not list the valid names", err)
+	for text, want := range map[string]string{
+		"prefix-cache-aware":                   "prefix-cache",
+		"prefix-cache:2,least-request:1":       "prefix-cache:2,least-request:1",
+		" queue:2 , kv-cache: 2, prefix-cache": "queue:2,kv-cache:2,prefix-cache:1",
+		"least-request,random:0":               "least-request",
+	} {
+		p, err := Parse(text)
+		if err != nil || p.String() != want {
+			t.Errorf("Parse(%q) = %v, %v", text, p, err)
+			continue
+		}
+		if label := Labels()[p.LabelIndex()]; label != p.Label() || strings.Contains(want, ",") != (label == "weighted") {
+			t.Errorf("%q counts as %s, %s", text, p.Label(), label)
+		}
 	}
-}
-
-func TestPickAllocatesNothing(t *testing.T) {
-	s, candidates := world(t, make([]int, 100), make([]float64, 100), 0)
-	for _, name := range Names() {
-		p, _ := Parse(name)
-		if n := testing.AllocsPerRun(100, func() { p.PickAndReserve(s, candidates, now, 7) }); n != 0 {
-			t.Errorf("%s allocates %v times a pick", name, n)
+	for text, want := range map[string]string{
+		"round-robin":                     `unknown policy "round-robin", valid: random, `,
+		"":                                `unknown policy "", valid: random, `,
+		"least-request,":                  `unknown policy ""`,
+		"least-request:x":                 `"x" is not a weight`,
+		"least-request:-1":                `"-1" is not a weight`,
+		"least-request:1:2":               `"1:2" is not a weight`,
+		"least-request:1000001":           `is not a weight`,
+		"least-request:0":                 "no part has a weight above 0",
+		"queue,queue":                     "queue is given twice",
+		"prefix-cache,prefix-cache-aware": "prefix-cache is given twice",
+		"slo-pack-load:1,queue:1":         "slo-pack-load stands alone",
+		"power-of-two,queue":              "power-of-two stands alone",
+	} {
+		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Parse(%q): %v, want %s", text, err, want)
 		}
 	}
 }
 
-func BenchmarkPick(b *testing.B) {
+func TestCompile(t *testing.T) {
+	p, problems := Compile([]Part{{Name: "load-balance", Weight: 1.5, Params: map[string]string{"queuedWeight": "1", "kvCriticalFree": "0.2"}}, {Name: "prefill-cost", Weight: 1, Params: map[string]string{"kv": "false"}}})
+	if len(problems) > 0 || p.parts[0].p != [maxParams]float64{1, 2, 0.2} || p.parts[1].p[2] != 0 || p.parts[1].p[3] != 1 || p.String() != "load-balance:1.5,prefill-cost:1" {
+		t.Errorf("%+v, %v", p, problems)
+	}
+	_, problems = Compile([]Part{
+		{Name: "load-balance", Weight: 1, Params: map[string]string{"alpha": "1", "kvCriticalFree": "2"}},
+		{Name: "fastest", Weight: 1},
+		{Name: "prefill-cost", Weight: -1, Params: map[string]string{"kv": "1"}},
+		{Name: "queue", Weight: 1, Params: map[string]string{"x": "1"}},
+	})
+	for i, want := range []Problem{
+		{"[0].params.alpha", "is no parameter of load-balance; valid: queuedWeight, kvPressureAlpha, kvCriticalFree"},
+		{"[0].params.kvCriticalFree", `is "2": a number from 0 to 1 is wanted`},
+		{"[1].policy", `unknown policy "fastest"`},
+		{"[2].weight", "is -1: 0 to 1000000 is wanted"},
+		{"[2].params.kv", `is "1": true or false is wanted`},
+		{"[3].params.x", "is no parameter of queue; it has none"},
+	} {
+		if i >= len(problems) || problems[i].Field != want.Field || !strings.HasPrefix(problems[i].Message, want.Message) {
+			t.Fatalf("problem %d of %+v, want %+v", i, problems, want)
+		}
+	}
+	many := make([]Part, 0, maxParts+1)
 	for _, name := range Names() {
-		for _, n := range []int{10, 100, 1000, 10000} {
-			p, _ := Parse(name)
-			s, candidates := world(b, make([]int, n), make([]float64, n), 0)
-			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
-				b.ReportAllocs()
-				for i := range uint64(b.N) {
-					c := p.PickAndReserve(s, candidates, now, i)
-					c.Reservation.Release(now, true)
-				}
-			})
+		if k, _ := kindOf(name); !kinds[k].alone && len(many) <= maxParts {
+			many = append(many, Part{Name: name, Weight: 1})
+		}
+	}
+	if _, problems := Compile(many); len(problems) != 1 || !strings.Contains(problems[0].Message, "8 are the limit") {
+		t.Errorf("%v", problems)
+	}
+	if _, problems := Compile(nil); len(problems) != 1 {
+		t.Errorf("%v", problems)
+	}
+	for k := range kinds {
+		if len(kinds[k].params) > maxParams {
+			t.Errorf("%s has %d parameters", kinds[k].name, len(kinds[k].params))
+		}
+		for _, def := range kinds[k].params {
+			if def.value < def.least || def.value > def.most {
+				t.Errorf("%s: the default of %s is out of its range", kinds[k].name, def.name)
+			}
 		}
 	}
 }

@@ -80,7 +80,7 @@ func startOwner(t *testing.T, flag, path string) (pid int, said string) {
 func TestArguments(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"show --door front", `--door "front": unknown door, valid: stock, contrib`},
-		{"show --policy best", `--policy "best": unknown policy, valid: random, least-request, least-kv-cache`},
+		{"show --policy best", `--policy "best": unknown policy, valid: random, least-request, slo-least-load, `},
 		{"up --policy=", `--policy "": unknown policy`},
 		{"show more", "unknown command"},
 		{"dance", "unknown command"},

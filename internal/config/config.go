@@ -26,15 +26,31 @@ type Config struct {
 	// Models says which model names are known and how endpoints are asked.
 	Models Models `json:"models,omitempty"`
 
-	// Policy ranks the candidates of each request: random, least-request (fewest
-	// live requests) or least-kv-cache (least used KV cache). Default:
-	// least-request.
-	Policy string `json:"policy,omitempty" default:"least-request"`
+	// Policy ranks the candidates of each request: a name, such as least-request;
+	// names with weights, such as prefix-cache:2,least-request:1; or a list, such as
+	// [{policy: prefix-cache, weight: 3, params: {slack: 16}}, {policy: queue, weight:
+	// 2}]. docs/policies.md has them all. Default: least-request.
+	Policy Policy `json:"policy,omitempty" default:"least-request"`
 
 	// AllowedPolicies are the policies a client may ask for in the header
-	// routing-strategy; another name there is a 400. Default: none, and the
-	// header is ignored.
+	// routing-strategy, alone or with weights; another name there is a 400. Default:
+	// none, and the header is ignored.
 	AllowedPolicies []string `json:"allowedPolicies,omitempty"`
+
+	// Guards are rules around every policy.
+	Guards Guards `json:"guards,omitempty"`
+
+	// SlowStart is the time over which the share of an endpoint that joins a running
+	// pool grows to its full size, 0s to 10m. 0s is off. Default: 10s.
+	SlowStart time.Duration `json:"slowStart,omitempty" default:"10s"`
+
+	// PrefixCache is how prompts are compared.
+	PrefixCache PrefixCache `json:"prefixCache,omitempty"`
+
+	// Profiles are what was measured of endpoints, for slo-least-load and
+	// slo-pack-load. Without one that fits, the price of a request is its tokens over
+	// those that the engine's KV cache holds. Default: none.
+	Profiles []CostProfile `json:"profiles,omitempty"`
 
 	// Scrape is how the metrics pages of engines are read.
 	Scrape Scrape `json:"scrape,omitempty"`
@@ -332,6 +348,11 @@ type Explain struct {
 	// response of a request that has x-shunt-explain: 1. It shows addresses to
 	// clients. Default: false.
 	Header bool `json:"header,omitempty" default:"false"`
+
+	// Sample is the share of requests whose decision is kept for /explain on the
+	// admin listener, 0 to 1, beside those that ask with x-shunt-explain where header
+	// allows it. Default: 0.
+	Sample float64 `json:"sample,omitempty" default:"0"`
 }
 
 // Health is how an endpoint's serving port is probed.
@@ -390,8 +411,9 @@ type Route struct {
 	// config.
 	Pool string `json:"pool,omitempty"`
 
-	// Policy that ranks this route's candidates. Default: the filter's policy.
-	Policy string `json:"policy,omitempty"`
+	// Policy that ranks this route's candidates, as policy of the filter's config.
+	// Default: the filter's policy.
+	Policy Policy `json:"policy,omitempty"`
 
 	// Disabled leaves the route's requests alone, but for the destination headers,
 	// which are removed. Such a route must name another cluster: the ORIGINAL_DST

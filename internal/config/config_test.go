@@ -95,7 +95,9 @@ func TestDefaults(t *testing.T) {
 	want := &Config{
 		Pools:            Pools{{Name: "default", Static: []Endpoint{}}},
 		Models:           Models{Discover: true, Memory: 10 * time.Minute, NotFoundStatus: 400},
-		Policy:           "least-request",
+		Policy:           Policy{Text: "least-request"},
+		Guards:           Guards{Wedged: true, Pushback: true, WarmUp: "auto"},
+		SlowStart:        10 * time.Second,
 		Scrape:           Scrape{Interval: time.Second, Timeout: time.Second, StaleAfter: 5 * time.Second, MaxBytes: 16 << 20, Jitter: 1, MaxBackOff: 30 * time.Second},
 		Prometheus:       Prometheus{Interval: 15 * time.Second, Timeout: 2 * time.Second, Labels: PrometheusLabels{Instance: "instance", Model: "model_name"}},
 		Limits:           Limits{RequestBody: 4 << 20, JSONDepth: 512},
@@ -130,6 +132,9 @@ func TestFullSetsEveryField(t *testing.T) {
 		}
 		if typ == reflect.TypeFor[Pools]() {
 			typ, path = reflect.TypeFor[Pool](), path+".chat"
+		}
+		if typ == reflect.TypeFor[Policy]() {
+			typ, path = reflect.TypeFor[PolicyPart](), path+"[0]"
 		}
 		if typ.Kind() == reflect.Slice && typ.Elem().Kind() == reflect.Struct {
 			typ, path = typ.Elem(), path+"[0]"
@@ -234,7 +239,7 @@ func TestResolvedLimits(t *testing.T) {
 
 func TestParseFile(t *testing.T) {
 	cfg, err := ParseFile("testdata/good/full.yaml")
-	if err != nil || cfg.Policy != "least-kv-cache" {
+	if err != nil || len(cfg.Policy.Parts) != 3 || cfg.Policy.Parts[0].Params["slack"] != "16" || cfg.Policy.Parts[1].Weight != 1 {
 		t.Errorf("full.yaml: %v", err)
 	}
 	for file, want := range map[string]string{

@@ -92,6 +92,10 @@ func (d *decoder) value(n *yaml.Node, into reflect.Value, path string) {
 		d.value(n, fresh.Elem(), path)
 		into.Set(fresh)
 	case reflect.Struct:
+		if into.Type() == reflect.TypeFor[Policy]() {
+			d.policy(n, into.Addr().Interface().(*Policy), path)
+			return
+		}
 		d.object(n, into, path)
 	case reflect.Slice:
 		if into.Type() == reflect.TypeFor[Pools]() {
@@ -202,9 +206,26 @@ func (d *decoder) pools(n *yaml.Node, into reflect.Value, path string) {
 	into.Set(reflect.ValueOf(list))
 }
 
+// policy is text or a list of parts.
+func (d *decoder) policy(n *yaml.Node, into *Policy, path string) {
+	switch n.Kind {
+	case yaml.SequenceNode:
+		into.Parts = []PolicyPart{}
+		d.list(n, reflect.ValueOf(&into.Parts).Elem(), path)
+	case yaml.ScalarNode:
+		d.scalar(n, reflect.ValueOf(&into.Text).Elem(), path)
+	default:
+		d.fail(path, "is %s: a name or a list of {policy, weight, params} is wanted", describe(n))
+	}
+}
+
 func (d *decoder) scalar(n *yaml.Node, into reflect.Value, path string) {
 	if n.Kind != yaml.ScalarNode {
 		d.fail(path, "is %s: %s is wanted", describe(n), wanted(into.Type()))
+		return
+	}
+	if into.Type() == reflect.TypeFor[Value]() {
+		into.SetString(n.Value)
 		return
 	}
 	quoted := n.Tag == "!!str" || n.Tag == "!!timestamp" || n.Tag == "!!binary"
@@ -229,6 +250,9 @@ func (d *decoder) scalar(n *yaml.Node, into reflect.Value, path string) {
 // of integers from 2^32.
 func setScalar(into reflect.Value, text string) error {
 	switch into.Type() {
+	case reflect.TypeFor[Policy]():
+		into.Set(reflect.ValueOf(Policy{Text: text}))
+		return nil
 	case reflect.TypeFor[time.Duration]():
 		d, err := parseDuration(text)
 		into.SetInt(int64(d))

@@ -27,6 +27,10 @@ func defaults(v reflect.Value, path string, dec *decoder) {
 			defaults(v.Index(i), at, dec)
 		}
 	case reflect.Struct:
+		if policy, ok := v.Addr().Interface().(*Policy); ok {
+			defaults(reflect.ValueOf(&policy.Parts).Elem(), path, dec)
+			return
+		}
 		for i := range v.NumField() {
 			field := v.Type().Field(i)
 			at := fieldPath(path, fieldName(field))
@@ -39,6 +43,8 @@ func defaults(v reflect.Value, path string, dec *decoder) {
 					// A test reads every tag, so this is a defect in the program.
 					dec.fail(at, "has a broken default: %v", err)
 				}
+			case v.Field(i).Kind() == reflect.Struct:
+				defaults(v.Field(i), at, dec)
 			}
 		}
 	}

@@ -59,19 +59,21 @@ The contrib door's form is in [doors.md](doors.md#per-route).
 // page renders the structs' fields and comments.
 func page(t *testing.T) []byte {
 	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), "config.go", nil, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
 	structs := make(map[string]*ast.StructType)
-	ast.Inspect(file, func(n ast.Node) bool {
-		if spec, ok := n.(*ast.TypeSpec); ok {
-			if s, ok := spec.Type.(*ast.StructType); ok {
-				structs[spec.Name.Name] = s
-			}
+	for _, name := range []string{"config.go", "policy.go"} {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return true
-	})
+		ast.Inspect(file, func(n ast.Node) bool {
+			if spec, ok := n.(*ast.TypeSpec); ok {
+				if s, ok := spec.Type.(*ast.StructType); ok {
+					structs[spec.Name.Name] = s
+				}
+			}
+			return true
+		})
+	}
 	var out bytes.Buffer
 	var fields func(name, path string)
 	fields = func(name, path string) {
@@ -92,6 +94,8 @@ func page(t *testing.T) []byte {
 			switch typ := f.Type.(type) {
 			case *ast.Ident:
 				switch {
+				case typ.Name == "Policy":
+					fields("PolicyPart", path+key+"[].")
 				case typ.Name == "Pools":
 					fields("Pool", path+key+".NAME.")
 				case structs[typ.Name] != nil:

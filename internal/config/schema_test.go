@@ -44,6 +44,13 @@ func generateSchema(t *testing.T) []byte {
 			return text(number, "integer")
 		case reflect.TypeFor[float64]():
 			return text(number, "number")
+		case reflect.TypeFor[Value]():
+			return &reflectschema.Schema{AnyOf: []*reflectschema.Schema{{Type: "string"}, {Type: "number"}, {Type: "boolean"}}}
+		case reflect.TypeFor[Policy]():
+			return &reflectschema.Schema{AnyOf: []*reflectschema.Schema{
+				text(`^ *(`+strings.Join(scorer.Valid(), "|")+`)( *:[^,]*)?(,.*)?$`, ""),
+				{Type: "array", Items: &reflectschema.Schema{Ref: "#/$defs/PolicyPart"}},
+			}}
 		case reflect.TypeFor[Pools]():
 			return &reflectschema.Schema{
 				Type:                 "object",
@@ -57,6 +64,7 @@ func generateSchema(t *testing.T) []byte {
 	}
 	schema := reflector.Reflect(&Config{})
 	pool := reflector.Reflect(&Pool{}) // reached through Pools alone
+	part := reflector.Reflect(&PolicyPart{})
 	schema.ID = "https://github.com/shuntproxy/shunt/docs/config.schema.json"
 	schema.Title = "shunt configuration"
 	for name, def := range pool.Definitions {
@@ -64,8 +72,10 @@ func generateSchema(t *testing.T) []byte {
 	}
 	pool.Definitions, pool.Version, pool.ID = nil, "", ""
 	schema.Definitions["Pool"] = pool
+	part.Definitions, part.Version, part.ID = nil, "", ""
+	schema.Definitions["PolicyPart"] = part
 	schema.Definitions["Config"] = schema
-	for _, typ := range []any{Config{}, Models{}, Scrape{}, ScrapeTLS{}, Prometheus{}, PrometheusLabels{}, PrometheusTLS{}, Limits{}, Explain{}, Health{}, Runtime{}, Admin{}, Metrics{}} {
+	for _, typ := range []any{Config{}, PolicyPart{}, Guards{}, PrefixCache{}, CostPoint{}, Models{}, Scrape{}, ScrapeTLS{}, Prometheus{}, PrometheusLabels{}, PrometheusTLS{}, Limits{}, Explain{}, Health{}, Runtime{}, Admin{}, Metrics{}} {
 		addDefaults(t, schema.Definitions[reflect.TypeOf(typ).Name()], reflect.TypeOf(typ))
 	}
 	delete(schema.Definitions, "Config")
@@ -91,13 +101,13 @@ func addDefaults(t *testing.T, schema *reflectschema.Schema, typ reflect.Type) {
 			// A $ref's siblings are kept by drafts from 2019-09 on.
 			t.Errorf("%s.%s has no description in the schema", typ.Name(), field.Name)
 		}
-		if field.Name == "Policy" {
-			for _, name := range scorer.Names() {
+		if typ == reflect.TypeFor[PolicyPart]() && field.Name == "Policy" {
+			for _, name := range scorer.Valid() {
 				property.Enum = append(property.Enum, name)
 			}
 		}
 		if field.Name == "AllowedPolicies" {
-			for _, name := range scorer.Names() {
+			for _, name := range scorer.Valid() {
 				property.Items.Enum = append(property.Items.Enum, name)
 			}
 		}
@@ -179,7 +189,7 @@ func TestSchemaAgrees(t *testing.T) {
 		}
 	}
 	for _, name := range []string{
-		"unknown-field", "unknown-nested-field", "policy-unknown", "policy-list", "allowed-policy-unknown",
+		"unknown-field", "unknown-nested-field", "policy-unknown", "policy-part-unknown", "allowed-policy-unknown",
 		"duration-without-unit", "duration-words", "size-words", "size-fraction", "destination-unknown",
 		"on-internal-error", "scalar-for-object", "object-for-scalar", "pools-list", "address-missing",
 		"port-label-number", "boolean-word", "null-item",

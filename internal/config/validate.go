@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/shuntproxy/shunt/internal/pool"
-	"github.com/shuntproxy/shunt/scorer"
 )
 
 // checker collects the problems of one document. It is silent about values that
@@ -30,10 +29,7 @@ func (c *checker) fail(path, format string, args ...any) {
 func validate(cfg *Config, dec *decoder) Problems {
 	c := &checker{dec: dec}
 	c.pools(cfg.Pools)
-	c.policy("policy", cfg.Policy)
-	for i, name := range cfg.AllowedPolicies {
-		c.policy(indexPath("allowedPolicies", i), name)
-	}
+	c.scoring(cfg)
 	c.models(cfg.Models)
 	c.scrape(cfg.Scrape)
 	c.prometheus(cfg.Prometheus)
@@ -65,7 +61,7 @@ func validate(cfg *Config, dec *decoder) Problems {
 func validateRoute(route *Route, dec *decoder) Problems {
 	c := &checker{dec: dec}
 	if dec.has("policy") {
-		c.policy("policy", route.Policy)
+		c.policy("policy", &route.Policy)
 	}
 	if dec.has("pool") {
 		c.poolName("pool", route.Pool)
@@ -78,10 +74,6 @@ func validateRoute(route *Route, dec *decoder) Problems {
 		}
 	}
 	return c.problems
-}
-
-func (c *checker) policy(path, name string) {
-	c.oneOf(path, "policy", name, scorer.Names())
 }
 
 func (c *checker) oneOf(path, what, value string, valid []string) {

@@ -192,6 +192,14 @@ func (r *Reservation) FirstToken(now time.Time) {
 	r.endPrefill()
 }
 
+// Mute says that no tokens of the answer will be reported as they come.
+func (r *Reservation) Mute() {
+	if r.live != nil && r.talks {
+		r.talks = false
+		r.live.talking.Add(-1)
+	}
+}
+
 func (r *Reservation) endPrefill() {
 	if r.prefilling {
 		r.prefilling = false

@@ -25,6 +25,8 @@ type Endpoint struct {
 	Judged bool
 	// Ready endpoints may take requests.
 	Ready bool
+	// ReadySince is when it last became ready; zero where that is not known.
+	ReadySince time.Time
 	// Why says why an endpoint is not ready, or "".
 	Why string
 	// SetAsideSince and SetAsideUntil are zero unless resets have set the
@@ -77,8 +79,9 @@ type Snapshot struct {
 	base    time.Time
 	until   []time.Duration
 	// own are the readings of single models, by model; nil for none.
-	own     map[string][]ownValues
-	queried queriedRows // set by Holder.Publish
+	own      map[string][]ownValues
+	queried  queriedRows // set by Holder.Publish
+	standing standing
 
 	all     Candidates
 	any     *Candidates
@@ -168,6 +171,7 @@ func NewSnapshot(in Input) *Snapshot {
 func (s *Snapshot) fillColumns() {
 	n := len(s.Endpoints)
 	s.base = s.Built
+	s.standing = newStanding(s.Endpoints)
 	s.until = make([]time.Duration, n)
 	s.none = make([]float64, n)
 	for i := range s.none {
@@ -212,6 +216,7 @@ func (s *Snapshot) WithReadings(now time.Time, seq uint64, changes []Change) *Sn
 // setCells copies the columns that have a reading, before the changes or after,
 // and makes the changes in the copies.
 func (s *Snapshot) setCells(changes []Change) {
+	s.standing.change(changes)
 	var has uint32 // by metric
 	for _, c := range changes {
 		if c.Metrics != nil {

@@ -13,6 +13,7 @@ const (
 	LabelEngine     = "model.aibrix.ai/engine"
 	LabelPort       = "model.aibrix.ai/port"
 	LabelMetricPort = "model.aibrix.ai/metric-port"
+	LabelHardware   = "model.aibrix.ai/hardware"
 )
 
 // DefaultPort is where an engine serves, and where its metrics are scraped,
@@ -37,6 +38,8 @@ type Target struct {
 	EngineLabel string
 	// MetricPort is where metrics are scraped, on the address's IP.
 	MetricPort uint16
+	// Hardware is the hardware label, or "": it selects a cost profile.
+	Hardware string
 	// Source names the discovery source, as in "static".
 	Source string
 	// NotReady is the source's reason why the endpoint may take no request
@@ -65,7 +68,7 @@ func ParseTarget(address string, labels map[string]string, pod string) (Target, 
 	report := func(field, format string, args ...any) {
 		problems = append(problems, Problem{field, fmt.Sprintf(format, args...)})
 	}
-	t := Target{Pod: pod, Model: labels[LabelModel], EngineLabel: labels[LabelEngine], MetricPort: DefaultPort}
+	t := Target{Pod: pod, Model: labels[LabelModel], EngineLabel: labels[LabelEngine], Hardware: labels[LabelHardware], MetricPort: DefaultPort}
 
 	ip, port, err := parseAddress(address)
 	if err != nil {

@@ -1,0 +1,132 @@
+package pool
+
+import (
+	"slices"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// standing is what a pick reads of each endpoint beside its metrics, by
+// position. Snapshots share the columns that did not change.
+type standing struct {
+	lives    []*Live
+	hashes   []uint64  // of the address
+	kvTokens []float64 // room of the KV cache in tokens, 0 where the engine does not say
+	full     []bool    // overloaded in absolute terms, as of the last reading
+
+	oldest, newest time.Time // when the first and the last endpoint became ready
+}
+
+// The readings that make an endpoint overloaded whatever the others do.
+const (
+	overloadKV      = 0.95 // share of KV blocks in use
+	overloadWaiting = 32   // requests queued in the engine
+)
+
+func newStanding(endpoints []Endpoint) standing {
+	st := standing{
+		lives: make([]*Live, len(endpoints)), hashes: make([]uint64, len(endpoints)),
+		kvTokens: make([]float64, len(endpoints)), full: make([]bool, len(endpoints)),
+	}
+	for i := range endpoints {
+		e := &endpoints[i]
+		st.lives[i] = e.Live
+		st.hashes[i] = xxhash.Sum64String(e.Live.Addr)
+		if !e.Ready {
+			continue
+		}
+		if st.oldest.IsZero() || e.ReadySince.Before(st.oldest) {
+			st.oldest = e.ReadySince
+		}
+		if e.ReadySince.After(st.newest) {
+			st.newest = e.ReadySince
+		}
+	}
+	return st
+}
+
+// change takes in new readings.
+func (st *standing) change(changes []Change) {
+	kvCopied, fullCopied := false, false
+	for _, c := range changes {
+		room, full := 0.0, false
+		if m := c.Metrics; m != nil {
+			room = float64(m.BlockSize) * float64(m.NumBlocks)
+			kv, _ := m.Get(KVCacheUsagePerc)
+			waiting, _ := m.Get(NumRequestsWaiting)
+			full = kv >= overloadKV || waiting >= overloadWaiting
+		}
+		if st.kvTokens[c.Index] != room {
+			if !kvCopied {
+				st.kvTokens, kvCopied = slices.Clone(st.kvTokens), true
+			}
+			st.kvTokens[c.Index] = room
+		}
+		if st.full[c.Index] != full {
+			if !fullCopied {
+				st.full, fullCopied = slices.Clone(st.full), true
+			}
+			st.full[c.Index] = full
+		}
+	}
+}
+
+// Slots hands out the numbers of Live.Slot, the lowest free one first. The zero
+// value has handed out none. It is a value of the snapshot's one writer.
+type Slots struct{ taken []bool }
+
+// Take returns a free slot.
+func (s *Slots) Take() int {
+	for i, taken := range s.taken {
+		if !taken {
+			s.taken[i] = true
+			return i + 1
+		}
+	}
+	s.taken = append(s.taken, true)
+	return len(s.taken)
+}
+
+// Keep marks a slot as taken; 0 is none.
+func (s *Slots) Keep(slot int) {
+	for len(s.taken) < slot {
+		s.taken = append(s.taken, false)
+	}
+	if slot > 0 {
+		s.taken[slot-1] = true
+	}
+}
+
+// Give frees a slot; 0 is none.
+func (s *Slots) Give(slot int) {
+	if slot > 0 && slot <= len(s.taken) {
+		s.taken[slot-1] = false
+	}
+}
+
+// Live returns the live load of the endpoint at a position in Endpoints.
+func (s *Snapshot) Live(i int32) *Live { return s.standing.lives[i] }
+
+// Lives are the live loads by position in Endpoints; snapshots that differ in
+// readings alone share the slice.
+func (s *Snapshot) Lives() []*Live { return s.standing.lives }
+
+// AddrHash is a hash of the address of the endpoint at a position: the same in
+// every process, for choices that several Envoys have to agree on.
+func (s *Snapshot) AddrHash(i int32) uint64 { return s.standing.hashes[i] }
+
+// KVTokens is the room of the KV cache of the endpoint at a position, in tokens,
+// 0 where its engine does not say.
+func (s *Snapshot) KVTokens(i int32) float64 { return s.standing.kvTokens[i] }
+
+// Overloaded reports whether the endpoint at a position was overloaded in
+// absolute terms at its last reading, and that is recent enough.
+func (s *Snapshot) Overloaded(i int32, now time.Time) bool {
+	return s.standing.full[i] && now.Sub(s.base) <= s.until[i]
+}
+
+// ReadySpan is when the first and the last of the ready endpoints became so.
+func (s *Snapshot) ReadySpan() (oldest, newest time.Time) {
+	return s.standing.oldest, s.standing.newest
+}

@@ -1,0 +1,163 @@
+package scorer
+
+import (
+	"math"
+
+	"github.com/shuntproxy/shunt/internal/pool"
+)
+
+// leastRequest counts the requests of this process in flight: the same on every
+// engine, and never stale.
+func (w *pick) leastRequest() {
+	for k := range w.raw {
+		w.raw[k] = float64(w.live(k).InFlight())
+	}
+}
+
+// powerOfTwo scores two different candidates, drawn by lot, by their requests
+// in flight (Mitzenmacher 2001).
+func (w *pick) powerOfTwo(seed uint64) {
+	for k := range w.raw {
+		w.raw[k] = none
+	}
+	n := len(w.cand)
+	first := below(mix(seed), n)
+	w.raw[first] = float64(w.live(first).InFlight())
+	if n > 1 {
+		second := below(mix(mix(seed)), n-1)
+		if second >= first {
+			second++
+		}
+		w.raw[second] = float64(w.live(second).InFlight())
+	}
+}
+
+// loadBalance is AIBrix's load-balance:
+//
+//	(running + queuedWeight·queued) / capacity × (1 + kvPressureAlpha·(1−kvFree)²)
+//
+// and infinite below kvCriticalFree. Capacity is the output-token rate; unknown
+// ones are the mean of those known, 1 if none is. A missing reading of the KV
+// cache is fully free. Equals go to the most free KV cache.
+func (w *pick) loadBalance(pt *part) {
+	queuedWeight, alpha, critical := pt.p[0], pt.p[1], pt.p[2]
+	sum, known := 0.0, 0
+	for k := range w.raw {
+		rate := w.live(k).OutputRate()
+		w.raw[k] = rate
+		if rate > 0 {
+			sum += rate
+			known++
+		}
+	}
+	mean := 1.0
+	if known > 0 {
+		mean = sum / float64(known)
+	}
+	s, model := w.in.Snapshot, w.in.Request.Model
+	usage := s.ReadingsFor(model, pool.KVCacheUsagePerc, w.in.Now)
+	queued := s.ReadingsFor(model, pool.NumRequestsWaiting, w.in.Now)
+	w.tie = resize(w.tie, len(w.cand))
+	for k, i := range w.cand {
+		capacity := w.raw[k]
+		if capacity <= 0 {
+			capacity = mean
+		}
+		requests := float64(w.live(k).InFlight())
+		if queuedWeight > 0 {
+			if v, ok := queued.At(i); ok { // an engine without the metric sees zero
+				requests += queuedWeight * v
+			}
+		}
+		used, ok := usage.At(i)
+		if !ok {
+			used = 0
+		}
+		used = min(1, max(0, used))
+		w.tie[k] = used
+		w.raw[k] = requests / capacity * (1 + alpha*used*used)
+		if 1-used < critical {
+			w.raw[k] = math.Inf(1)
+		}
+	}
+}
+
+// leastLoad takes the least normalised load.
+func (w *pick) leastLoad() {
+	for k := range w.raw {
+		w.raw[k] = w.live(k).Cost()
+	}
+}
+
+// packLoad takes the fullest endpoint on which the request still fits, so that
+// others stay free for what is larger or can be switched off. Where it fits on
+// none it takes the emptiest and says so.
+func (w *pick) packLoad() {
+	fits := false
+	for k, i := range w.cand {
+		load := w.live(k).Cost()
+		w.raw[k] = none
+		if load+w.in.Costs.of(&w.in.Request, w.in.Snapshot, i) <= 1 {
+			w.raw[k] = -load
+			fits = true
+		}
+	}
+	if w.full = !fits; w.full {
+		w.leastLoad()
+	}
+}
+
+// leastLatency is AIBrix's least-latency: the mean time in the queue, and the
+// mean times of prefill and decode, both per token of that endpoint's mean
+// request times the tokens of the mean request of all.
+func (w *pick) leastLatency() {
+	s, model, now := w.in.Snapshot, w.in.Request.Model, w.in.Now
+	queue := s.ReadingsFor(model, pool.RequestQueueTime, now)
+	prefill := s.ReadingsFor(model, pool.RequestPrefillTime, now)
+	decode := s.ReadingsFor(model, pool.RequestDecodeTime, now)
+	prompt := s.Queried(pool.AvgPromptToksPerReq, model, now)
+	output := s.Queried(pool.AvgGenerationToksPerReq, model, now)
+	guessPrompt := w.guess(prompt, 10)
+	guessOutput := w.guess(output, 100)
+	for k, i := range w.cand {
+		w.raw[k] = none
+		q, ok1 := queue.At(i)
+		p, ok2 := prefill.At(i)
+		d, ok3 := decode.At(i)
+		np, ok4 := prompt.At(i)
+		no, ok5 := output.At(i)
+		if ok1 && ok2 && ok3 && ok4 && ok5 && np > 0 && no > 0 {
+			w.raw[k] = q + p/np*guessPrompt + d/no*guessOutput
+		}
+	}
+}
+
+// guess is the mean of the readings above 0, or the default.
+func (w *pick) guess(r pool.QueriedReadings, otherwise float64) float64 {
+	sum, n := 0.0, 0
+	for _, i := range w.cand {
+		if v, ok := r.At(i); ok && v > 0 {
+			sum += v
+			n++
+		}
+	}
+	if n == 0 {
+		return otherwise
+	}
+	return sum / float64(n)
+}
+
+// throughput is AIBrix's throughput: the fewest weighted tokens per request, a
+// token of the prompt counting twice.
+func (w *pick) throughput() {
+	s, model, now := w.in.Snapshot, w.in.Request.Model, w.in.Now
+	prompt := s.Queried(pool.AvgPromptToksPerReq, model, now)
+	output := s.Queried(pool.AvgGenerationToksPerReq, model, now)
+	for k, i := range w.cand {
+		w.raw[k] = none
+		np, ok := prompt.At(i)
+		if no, ok2 := output.At(i); ok && ok2 {
+			w.raw[k] = 2*np + no
+		}
+	}
+}

@@ -1,0 +1,453 @@
+package scorer
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"github.com/shuntproxy/shunt/internal/pool"
+)
+
+// Request is what is known of one request.
+type Request struct {
+	// Model is the one that the engine gets, "" for none.
+	Model string
+	// Prompt is the estimated number of tokens of the prompt, and Output the most
+	// that may be generated, -1 if the request does not say.
+	Prompt, Output int64
+	// Talks is true where tokens of the answer are reported as they come.
+	Talks bool
+	// Blocks are the hashes of the prompt's blocks (see Hasher), and BlockTokens
+	// the estimated tokens of one.
+	Blocks      []uint64
+	BlockTokens float64
+	// Session is a hash of who is asking, 0 if the request does not say.
+	Session uint64
+}
+
+// Input is everything that a pick depends on, beside the live load.
+type Input struct {
+	Snapshot *pool.Snapshot
+	// Candidates are positions in Snapshot.Endpoints, at least one.
+	Candidates []int32
+	Now        time.Time
+	// Seed is a random word: it breaks ties and draws lots.
+	Seed    uint64
+	Request Request
+	// Index holds what prefixes the endpoints are believed to have; nil for none.
+	Index *Index
+	// Costs prices requests in normalised load; nil prices all by tokens.
+	Costs *Costs
+	// Guards are those that are on.
+	Guards Guards
+	// Explain is filled in if it is not nil.
+	Explain *Explanation
+}
+
+// Fallback is what a policy did in place of its rule.
+type Fallback uint8
+
+// The fallbacks.
+const (
+	FallbackNone   Fallback = iota
+	FallbackRandom          // no candidate could be scored
+	FallbackFull            // the request fits on no candidate: the emptiest was taken
+)
+
+// String returns the word for metadata and headers, "" for none.
+func (f Fallback) String() string {
+	switch f {
+	case FallbackRandom:
+		return "random"
+	case FallbackFull:
+		return "full"
+	default:
+		return ""
+	}
+}
+
+// Choice is what a policy picked, and why.
+type Choice struct {
+	// Index is a position in Snapshot.Endpoints.
+	Index    int32
+	Fallback Fallback
+	// Guarded are the guards that took a candidate out.
+	Guarded GuardSet
+	// Cached is the number of the prompt's tokens that the winner's prefix cache is
+	// believed to hold.
+	Cached int64
+	// Reservation is what PickAndReserve took of the winner's live load.
+	Reservation pool.Reservation
+
+	k    int   // position among the candidates that the guards left
+	seen int64 // the winner's in-flight count when it won
+}
+
+// maxTries bounds how often a pick is redone because another worker took the
+// winner's slot in between. Each retry means that some other pick succeeded.
+const maxTries = 8
+
+// pick is the state of one, reused by later ones: nothing is allocated once its
+// slices have grown to the pool's size.
+type pick struct {
+	in     Input
+	policy *Policy
+
+	cand   []int32 // the candidates that the guards left
+	held   []int32 // memory for cand where it is not in.Candidates
+	hits   []uint8 // guards by position in in.Candidates, where there are any
+	guards GuardSet
+
+	raw    []float64 // of the part at hand, by position in cand
+	tie    []float64 // breaks ties of the only part: least wins
+	total  []float64
+	speed  []float64
+	match  []uint32 // matched blocks by position in cand; nil without prefixes
+	walk   walk
+	matchM []uint32 // memory for match
+	full   bool
+	notes  []note // of the latest choice, if it is to be explained
+}
+
+var picks = sync.Pool{New: func() any { return new(pick) }}
+
+// Pick chooses among the candidates. The same input and live load give the same
+// choice. It reserves nothing.
+func (p *Policy) Pick(in *Input) Choice {
+	w := p.begin(in)
+	defer w.end()
+	return w.choose(in.Seed)
+}
+
+// PickAndReserve picks an endpoint and takes a slot of its live load in the same
+// step: a winner whose load another worker has changed meanwhile is picked anew,
+// so that a burst over many workers spreads as evenly as over one. It notes the
+// winner in the index. The caller releases the reservation.
+func (p *Policy) PickAndReserve(in *Input) Choice {
+	w := p.begin(in)
+	defer w.end()
+	seed := in.Seed
+	for try := 0; ; try++ {
+		c := w.choose(seed)
+		i := w.cand[c.k]
+		live := in.Snapshot.Live(i)
+		load := pool.Load{Prompt: in.Request.Prompt, Uncached: in.Request.Prompt - c.Cached, Talks: in.Request.Talks}
+		load.Cost = in.Costs.of(&in.Request, in.Snapshot, i)
+		ok := true
+		if p.needs&needLive != 0 && try < maxTries {
+			c.Reservation, ok = live.TryReserve(c.seen, load, in.Now)
+		} else {
+			c.Reservation = live.Reserve(load, in.Now)
+		}
+		if !ok {
+			seed = mix(seed)
+			continue
+		}
+		if in.Index != nil && p.needs&needPrefix != 0 {
+			in.Index.Add(live, in.Request.Blocks)
+		}
+		if in.Explain != nil {
+			w.explain(c, in.Explain)
+		}
+		return c
+	}
+}
+
+func (p *Policy) begin(in *Input) *pick {
+	w := picks.Get().(*pick)
+	w.in, w.policy, w.match, w.full = *in, p, nil, false
+	w.guard()
+	if p.needs&needPrefix != 0 && in.Index != nil && len(in.Request.Blocks) > 0 {
+		w.lookUp()
+	}
+	w.join()
+	return w
+}
+
+// end gives the pick's memory back, without what it points to.
+func (w *pick) end() {
+	w.in, w.policy, w.cand, w.notes = Input{}, nil, nil, nil
+	picks.Put(w)
+}
+
+// choose ranks the candidates and takes the best.
+func (w *pick) choose(seed uint64) Choice {
+	k := -1
+	fallback := FallbackNone
+	w.notes = nil
+	if len(w.policy.parts) == 1 {
+		k = w.bestOf(&w.policy.parts[0], seed)
+	} else {
+		k = w.bestSum(seed)
+	}
+	switch {
+	case k < 0:
+		k, fallback = below(mix(seed), len(w.cand)), FallbackRandom
+	case w.full:
+		fallback = FallbackFull
+	}
+	i := w.cand[k]
+	return Choice{
+		Index: i, Fallback: fallback, Guarded: w.guards, Cached: w.cached(k),
+		k: k, seen: w.in.Snapshot.Live(i).InFlight(),
+	}
+}
+
+// bestOf returns the position of the endpoint that the only part ranks first,
+// -1 if it can rank none.
+func (w *pick) bestOf(pt *part, seed uint64) int {
+	if pt.kind == kindRandom {
+		if w.in.Explain != nil {
+			w.raw = resize(w.raw, len(w.cand))
+			for k := range w.raw {
+				w.raw[k] = 1
+			}
+			w.noteScores(pt)
+		}
+		return below(mix(seed), len(w.cand))
+	}
+	w.score(pt, seed)
+	w.noteScores(pt)
+	sign := 1.0
+	if kinds[pt.kind].mode == unit {
+		sign = -1
+	}
+	best, ties, lowest := -1, 0, 0.0
+	for k, v := range w.raw {
+		v *= sign
+		switch {
+		case v != v:
+		case best < 0 || v < lowest:
+			best, lowest, ties = k, v, 1
+		case v == lowest:
+			if len(w.tie) > 0 && w.tie[k] != w.tie[best] {
+				if w.tie[k] < w.tie[best] {
+					best, ties = k, 1
+				}
+				continue
+			}
+			ties++
+			if seed = mix(seed); below(seed, ties) == 0 {
+				best = k
+			}
+		}
+	}
+	return best
+}
+
+// bestSum returns the position of the endpoint with the largest weighted sum of
+// scores, -1 if no part could score any.
+func (w *pick) bestSum(seed uint64) int {
+	w.total = resize(w.total, len(w.cand))
+	clear(w.total)
+	scored := false
+	for i := range w.policy.parts {
+		pt := &w.policy.parts[i]
+		w.score(pt, seed)
+		w.noteScores(pt)
+		if n, ok := w.scale(pt); ok {
+			scored = true
+			n.add(w.total, w.raw, pt.weight)
+		}
+	}
+	if !scored {
+		return -1
+	}
+	best, ties, highest := -1, 0, 0.0
+	for k, v := range w.total {
+		switch {
+		case best < 0 || v > highest:
+			best, highest, ties = k, v, 1
+		case v == highest:
+			ties++
+			if seed = mix(seed); below(seed, ties) == 0 {
+				best = k
+			}
+		}
+	}
+	return best
+}
+
+// scale maps the raw values of a part to scores.
+type scale struct {
+	from, per float64 // score = (from - raw) * per, or raw itself where per is 0
+	equal     bool    // all that have a value have the same: 1
+	mean      float64 // the score of an endpoint without a value
+}
+
+// scale finds the scale of the part's values in w.raw; ok is false where none
+// has one. An infinite value scores 0 and takes no part in the range.
+func (w *pick) scale(pt *part) (n scale, ok bool) {
+	if kinds[pt.kind].mode == unit {
+		sum, count := 0.0, 0
+		for _, v := range w.raw {
+			if v == v {
+				sum += min(1, max(0, v))
+				count++
+			}
+		}
+		if count == 0 {
+			return n, false
+		}
+		n.mean = sum / float64(count)
+		return n, true
+	}
+	low, high, sum := math.Inf(1), math.Inf(-1), 0.0
+	count, infinite := 0, 0
+	for _, v := range w.raw {
+		switch {
+		case v != v:
+		case v == math.Inf(1):
+			infinite++
+		default:
+			low, high = min(low, v), max(high, v)
+			sum += v
+			count++
+		}
+	}
+	switch {
+	case count+infinite == 0:
+		return n, false
+	case count == 0: // all are as bad as can be
+		n.equal, n.mean = true, 1
+	case low == high:
+		n.equal, n.mean = true, float64(count)/float64(count+infinite)
+		n.from = high
+	default:
+		n.from, n.per = high, 1/(high-low)
+		n.mean = (high*float64(count) - sum) * n.per / float64(count+infinite)
+	}
+	return n, true
+}
+
+// of returns the score of a raw value.
+func (n scale) of(v float64) float64 {
+	switch {
+	case v != v:
+		return n.mean
+	case n.equal:
+		if v == math.Inf(1) && n.mean < 1 {
+			return 0
+		}
+		return 1
+	case n.per == 0:
+		return min(1, max(0, v))
+	case v == math.Inf(1):
+		return 0
+	default:
+		return (n.from - v) * n.per
+	}
+}
+
+func (n scale) add(total, raw []float64, weight float64) {
+	for k, v := range raw {
+		total[k] += weight * n.of(v)
+	}
+}
+
+// score fills w.raw with the part's values, none where an endpoint can't be
+// scored, and w.tie if it breaks ties.
+func (w *pick) score(pt *part, seed uint64) {
+	w.raw = resize(w.raw, len(w.cand))
+	w.tie = w.tie[:0]
+	switch pt.kind {
+	case kindRandom:
+		for k := range w.raw {
+			seed = mix(seed)
+			w.raw[k] = float64(seed>>11) / (1 << 53)
+		}
+	case kindLeastRequest:
+		w.leastRequest()
+	case kindPowerOfTwo:
+		w.powerOfTwo(seed)
+	case kindSLOLeastLoad:
+		w.leastLoad()
+	case kindSLOPackLoad:
+		w.packLoad()
+	case kindLoadBalance:
+		w.loadBalance(pt)
+	case kindLeastKVCache:
+		w.reading(pool.KVCacheUsagePerc)
+	case kindKVCache:
+		w.reading(pool.KVCacheUsagePerc)
+		for k := range w.raw {
+			w.raw[k] = 1 - w.raw[k]
+		}
+	case kindQueue:
+		w.reading(pool.NumRequestsWaiting)
+	case kindRunning:
+		w.reading(pool.NumRequestsRunning)
+	case kindLeastUtilization:
+		w.reading(pool.EngineUtilization)
+	case kindLeastLatency:
+		w.leastLatency()
+	case kindThroughput:
+		w.throughput()
+	case kindLoRAAffinity:
+		w.loraAffinity()
+	case kindSessionAffinity:
+		w.sessionAffinity(pt)
+	case kindPrefixCache:
+		w.prefixCache(pt)
+	case kindTokenLoad:
+		w.tokenLoad(pt)
+	case kindPrefillCost:
+		w.prefillCost(pt)
+	case kindExpectedTTFT:
+		w.expectedTTFT(pt)
+	case kindLMetric:
+		w.lmetric()
+	case kindPreble:
+		w.preble(pt)
+	case kindPrefixHRW:
+		w.prefixHRW(pt)
+	default: // least-busy-time: no engine has gpu_busy_time_ratio
+		for k := range w.raw {
+			w.raw[k] = none
+		}
+	}
+}
+
+// live returns the live load of the endpoint at a position in w.cand.
+func (w *pick) live(k int) *pool.Live { return w.in.Snapshot.Live(w.cand[k]) }
+
+// reading takes an engine metric as it is.
+func (w *pick) reading(m pool.Metric) {
+	readings := w.in.Snapshot.ReadingsFor(w.in.Request.Model, m, w.in.Now)
+	for k, i := range w.cand {
+		v, ok := readings.At(i)
+		if !ok {
+			v = none
+		}
+		w.raw[k] = v
+	}
+}
+
+// cached is the number of the prompt's tokens that the endpoint at a position is
+// believed to hold. The last token is always computed.
+func (w *pick) cached(k int) int64 {
+	if w.match == nil || w.match[k] == 0 {
+		return 0
+	}
+	return max(0, min(int64(float64(w.match[k])*w.in.Request.BlockTokens), w.in.Request.Prompt-1))
+}
+
+func resize[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n, n+n/4+16)
+	}
+	return s[:n]
+}
+
+// mix is the output function of SplitMix64 (Steele, Lea, Flood 2014): one
+// random word makes as many as a pick needs.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// below maps a random word to [0, n) by multiplication (Lemire 2019). Its bias
+// is n/2^32.
+func below(x uint64, n int) int { return int(uint64(uint32(x)) * uint64(n) >> 32) }
