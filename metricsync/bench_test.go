@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,7 +19,8 @@ import (
 	"github.com/shuntproxy/shunt/internal/pool"
 )
 
-// serveSample answers every request with one page until its standard input ends.
+// serveSample answers requests with one page, or with a model list, until its
+// standard input ends.
 // It is a process of its own, so that what a benchmark measures is not the
 // server's.
 func serveSample(path string) {
@@ -26,7 +28,10 @@ func serveSample(path string) {
 	if err != nil {
 		panic(err)
 	}
-	answer := append([]byte(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n", len(body))), body...)
+	ok := func(body []byte) []byte {
+		return append(fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n", len(body)), body...)
+	}
+	page, list := ok(body), ok([]byte(`{"object":"list","data":[{"id":"m","object":"model"}]}`))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		panic(err)
@@ -44,15 +49,20 @@ func serveSample(path string) {
 		go func() {
 			defer c.Close()
 			in := bufio.NewReaderSize(c, 1024)
+			answer := page
 			for {
 				line, err := in.ReadString('\n')
 				if err != nil {
 					return
 				}
+				if strings.HasPrefix(line, "GET "+modelsPath+" ") {
+					answer = list
+				}
 				if line == "\r\n" {
 					if _, err := c.Write(answer); err != nil {
 						return
 					}
+					answer = page
 				}
 			}
 		}()
@@ -91,16 +101,20 @@ func cpu(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkSync is one second of 1,000 endpoints that are scraped once in it.
-// cores is the CPU of this process, the server being another one.
+// BenchmarkSync is one second of 1,000 endpoints that are scraped once in it and
+// asked for their models every half minute. cores is the CPU of this process, the
+// server being another one.
 func BenchmarkSync(b *testing.B) {
 	const n = 1000
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // as in Envoy
 	addr := sampleServer(b, "testdata/vllm_v1.prom")
 	port := netip.MustParseAddrPort(addr).Port()
 	var before runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	s := New(Options{Name: "p", Holder: pool.NewHolder()}, Config{Sources: []string{"static"}, Timeout: 10 * time.Second})
+	s := New(Options{Name: "p", Holder: pool.NewHolder()}, Config{
+		Sources: []string{"static"}, Timeout: 10 * time.Second, Discover: true,
+	})
 	defer s.Stop()
 	var set []pool.Target
 	for i := range n {
@@ -145,13 +159,13 @@ func BenchmarkClient(b *testing.B) {
 	addr := sampleServer(b, "testdata/vllm_v1.prom")
 	p := newParser(testTables.of(pool.EngineVLLM))
 	b.Run("ours", func(b *testing.B) {
-		f := fetch{client: &client{dial: (&net.Dialer{}).DialContext, address: addr}, path: "/metrics", connect: time.Second, limit: 1 << 20}
+		f := fetch{client: &client{dial: (&net.Dialer{}).DialContext, address: addr}, table: p.table, parser: func() *parser { return p }, path: "/metrics", connect: time.Second, limit: 1 << 20}
 		defer f.client.close()
 		used := cpu(b)
 		b.ReportAllocs()
 		for b.Loop() {
 			f.until = time.Now().Add(time.Second)
-			if out := f.page(b.Context(), p); out.err != nil {
+			if out, _ := f.page(b.Context()); out.err != nil {
 				b.Fatal(out.err)
 			}
 		}

@@ -90,7 +90,17 @@ func percentile(bounds, counts []float64, count, q float64) float64 {
 
 // gather makes d the sum of the series that are chosen.
 func (d *distribution) gather(l *layout, chosen []*series) {
-	*d = distribution{sum: math.NaN(), count: math.NaN(), bounds: l.bounds, counts: d.counts[:0]}
+	*d = distribution{sum: math.NaN(), count: math.NaN(), counts: d.counts[:0]}
+	var has uint16
+	for _, s := range chosen {
+		d.sum = plus(d.sum, s, partSum)
+		d.count = plus(d.count, s, partCount)
+		has |= s.has
+	}
+	if has&(1<<partBucket) == 0 { // passed over, or there are none
+		return
+	}
+	d.bounds = l.bounds
 	seen, ordered := 0, slices.IsSorted(l.bounds)
 	for i := range l.bounds {
 		total := -1.0
@@ -103,10 +113,6 @@ func (d *distribution) gather(l *layout, chosen []*series) {
 			seen++
 		}
 		d.counts = append(d.counts, total)
-	}
-	for _, s := range chosen {
-		d.sum = plus(d.sum, s, partSum)
-		d.count = plus(d.count, s, partCount)
 	}
 	if seen < len(l.bounds) || !ordered {
 		d.tidy()

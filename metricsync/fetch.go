@@ -97,7 +97,12 @@ type scrape struct {
 
 // fetch is what a page is asked with.
 type fetch struct {
-	client  *client
+	client *client
+	table  *table
+	// parser returns one to read the page with. It is asked for once the page
+	// begins to arrive: of a pool's endpoints that are asked at one moment few are
+	// read at the same time, with memory that is still in the core's cache.
+	parser  func() *parser
 	path    string
 	headers []byte // lines that Access adds
 	connect time.Duration
@@ -107,21 +112,21 @@ type fetch struct {
 	request []byte        // room to build it in
 }
 
-// page reads one metrics page into p. p holds no metrics that count if there is
-// an error.
-func (f *fetch) page(ctx context.Context, p *parser) (out scrape) {
-	out = f.read(ctx, p)
+// page reads one metrics page into p, which is nil where none began to arrive, and
+// holds no metrics that count if there is an error.
+func (f *fetch) page(ctx context.Context) (out scrape, p *parser) {
+	out, p = f.read(ctx)
 	if out.reason != ScrapeOK && out.reason != ScrapeStatus && out.reason != ScrapeRedirect && isTimeout(ctx, out.err) {
 		out.reason = ScrapeTimeout
 	}
 	f.client.done(f.idle)
-	return out
+	return out, p
 }
 
-func (f *fetch) read(ctx context.Context, p *parser) (out scrape) {
-	fail := func(r Reason, err error) scrape {
+func (f *fetch) read(ctx context.Context) (out scrape, p *parser) {
+	fail := func(r Reason, err error) (scrape, *parser) {
 		out.reason, out.err = r, err
-		return out
+		return out, p
 	}
 	path := f.path
 	var head answer
@@ -143,11 +148,11 @@ func (f *fetch) read(ctx context.Context, p *parser) (out scrape) {
 		}
 		f.client.drain()
 	}
-	t := p.table
 	if head.status != http.StatusOK {
 		f.client.drain()
-		return fail(ScrapeStatus, statusError{f.path, head.status, t.hint})
+		return fail(ScrapeStatus, statusError{f.path, head.status, f.table.hint})
 	}
+	p = f.parser()
 	body, err := p.unpacked(f.client, head.gzip)
 	if err == nil {
 		out.bytes, err = p.parse(body, f.limit)
@@ -165,11 +170,11 @@ func (f *fetch) read(ctx context.Context, p *parser) (out scrape) {
 	p.reading.reduce(&p.page, anyModel)
 	switch {
 	case p.reading.empty() && p.json():
-		return fail(ScrapeFormat, fmt.Errorf("%s is JSON and not metrics%s", f.path, hintText(t.hint)))
+		return fail(ScrapeFormat, fmt.Errorf("%s is JSON and not metrics%s", f.path, hintText(f.table.hint)))
 	case p.reading.empty():
-		return fail(ScrapeEmpty, fmt.Errorf("%s has none of %s's metrics (%d bytes)", f.path, t.engine, out.bytes))
+		return fail(ScrapeEmpty, fmt.Errorf("%s has none of %s's metrics (%d bytes)", f.path, f.table.engine, out.bytes))
 	}
-	return out
+	return out, p
 }
 
 // ask sends the request for a path.
@@ -216,9 +221,9 @@ func (p *parser) unpacked(body io.Reader, packed bool) (io.Reader, error) {
 	}
 }
 
-// get fetches one URL of what is asked rarely. The caller closes the body if err
-// is nil.
-func (s *Syncer) get(ctx context.Context, cfg *Config, addr netip.AddrPort, path, accept string) (*http.Response, error) {
+// get fetches one URL of what is asked rarely, next time after every. The caller
+// closes the body if err is nil.
+func (s *Syncer) get(ctx context.Context, cfg *Config, addr netip.AddrPort, path, accept string, every time.Duration) (*http.Response, error) {
 	scheme := "http://"
 	if cfg.Access.TLS {
 		scheme = "https://"
@@ -237,6 +242,7 @@ func (s *Syncer) get(ctx context.Context, cfg *Config, addr netip.AddrPort, path
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
+	req.Close = every >= idleTimeout // it would wait for nothing, with two goroutines
 	req.Header["Accept"] = []string{accept}
 	req.Header["User-Agent"] = []string{"shunt"}
 	return s.client.Do(req)
@@ -294,7 +300,7 @@ func (s *Syncer) knock(ctx context.Context, cfg *Config, addr netip.AddrPort) er
 		}
 		return conn.Close()
 	}
-	resp, err := s.get(ctx, cfg, addr, path, "*/*")
+	resp, err := s.get(ctx, cfg, addr, path, "*/*", cfg.Health.Interval)
 	if err != nil {
 		return fmt.Errorf("GET %s: %w", path, plain(err))
 	}
@@ -319,7 +325,7 @@ const modelsPath = "/v1/models"
 
 // fetchModels asks an endpoint which models it serves.
 func (s *Syncer) fetchModels(ctx context.Context, cfg *Config, addr netip.AddrPort) (modelList, error) {
-	resp, err := s.get(ctx, cfg, addr, modelsPath, "application/json")
+	resp, err := s.get(ctx, cfg, addr, modelsPath, "application/json", listEvery)
 	if err != nil {
 		return modelList{}, plain(err)
 	}

@@ -111,14 +111,15 @@ func InspectURL(ctx context.Context, engine pool.Engine, address string, cfg Con
 	}
 	f := fetch{
 		client: &client{dial: s.secured, address: host, secure: in.Access.TLS}, headers: headers,
+		table: t, parser: func() *parser { return newParser(t) },
 		connect: in.ConnectTimeout, limit: in.MaxBytes, idle: idleTimeout,
 	}
 	defer f.client.close()
-	p := newParser(t)
 	var out scrape
+	var p *parser
 	for _, f.path = range paths {
 		f.until = time.Now().Add(in.Timeout)
-		out = f.page(ctx, p)
+		out, p = f.page(ctx)
 		if e, ok := errors.AsType[statusError](out.err); !ok || e.status != 404 {
 			break
 		}

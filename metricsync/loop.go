@@ -108,6 +108,7 @@ type scraper struct {
 	path     int // of table.paths, the last that was not 404
 	failures int // in a row
 	fetch    fetch
+	buckets  bool // of the page are wanted
 	adapters adapters
 	history  history
 	stats    EndpointStats
@@ -117,7 +118,18 @@ func newScraper(s *Syncer, e *endpoint, target pool.Target) *scraper {
 	l := &scraper{s: s, e: e, target: target, table: s.tables.of(target.Engine)}
 	addr := netip.AddrPortFrom(target.Addr.Addr(), target.MetricPort)
 	l.fetch.client = &client{dial: s.secured, address: addr.String()}
+	l.fetch.table, l.fetch.parser = l.table, l.parser
 	return l
+}
+
+// parser returns one that no other loop uses, for the next page.
+func (l *scraper) parser() *parser {
+	p, ok := l.s.parsers[l.target.Engine].Get().(*parser)
+	if !ok {
+		p = newParser(l.table)
+	}
+	p.noBuckets = !l.buckets
+	return p
 }
 
 func (l *scraper) scrape(ctx context.Context) (out *scrape) {
@@ -144,16 +156,11 @@ func (l *scraper) scrape(ctx context.Context) (out *scrape) {
 		*out = scrape{reason: ScrapeConnect, err: err}
 		return out
 	}
-	parsers := &l.s.parsers[l.target.Engine]
-	p, ok := parsers.Get().(*parser)
-	if !ok {
-		p = newParser(l.table)
-	}
-	buckets := l.history.due(start)
-	p.noBuckets = !buckets
+	l.buckets = l.history.due(start)
+	var p *parser
 	for range l.table.paths {
 		f.path = l.table.paths[l.path]
-		*out = f.page(ctx, p)
+		*out, p = f.page(ctx)
 		if e, ok := errors.AsType[statusError](out.err); !ok || e.status != http.StatusNotFound {
 			break
 		}
@@ -162,13 +169,15 @@ func (l *scraper) scrape(ctx context.Context) (out *scrape) {
 	switch out.reason {
 	case ScrapeOK:
 		l.adapters = p.reading.adapters(l.adapters)
-		l.history.observe(&p.reading, buckets, out.taken)
+		l.history.observe(&p.reading, l.buckets, out.taken)
 		out.metrics = p.columns(&l.history, l.adapters, out.taken)
 		out.asleep, out.adapters = p.reading.asleep(), l.adapters
 	case ScrapeTimeout:
 		out.err = fmt.Errorf("no whole page within %s", cfg.Timeout)
 	}
-	parsers.Put(p) // not after a panic
+	if p != nil { // and not after a panic
+		l.s.parsers[l.target.Engine].Put(p)
+	}
 	return out
 }
 
@@ -210,7 +219,7 @@ func (s *Syncer) serveLoop(ctx context.Context, e *endpoint, t pool.Target) {
 		}
 		now := time.Now()
 		probeAt, probing := nextProbe(p, cfg)
-		listAt, listing := nextList(l, cfg)
+		listAt, listing := nextList(l, cfg, s.origin, e.phase)
 		switch {
 		case probing && !probeAt.After(now):
 			e.wantProbe.Store(false)

@@ -115,7 +115,7 @@ func (p *parser) read(r io.Reader, limit int64) (int64, error) {
 				p.line(data[:i])
 			}
 			skipping = false
-			data = data[i+1:]
+			data = p.pass(data[i+1:])
 		}
 		filled = copy(p.buf, data)
 		if err == io.EOF {
@@ -171,6 +171,30 @@ func (p *parser) line(b []byte) {
 		}
 	}
 	p.sample(w, b, n)
+}
+
+// pass returns data from the first line on that is no comment and whose name is
+// another than the one that was not wanted: behind the first bucket of a
+// histogram whose buckets are passed over, that is some twenty lines further.
+func (p *parser) pass(data []byte) []byte {
+	n := len(p.missed)
+	for len(data) > 0 {
+		known := 1
+		switch {
+		case data[0] == '#':
+			p.sniffed = true
+		case n > 0 && len(data) > n && !nameByte[data[n]] && string(data[:n]) == string(p.missed):
+			known = n
+		default:
+			return data
+		}
+		i := bytes.IndexByte(data[known:], '\n')
+		if i < 0 {
+			break
+		}
+		data = data[known+i+1:]
+	}
+	return data
 }
 
 // name finds what the line's name leads to, and its length.

@@ -237,46 +237,50 @@ func TestParseAllocates(t *testing.T) {
 		var h history
 		var a adapters
 		now := time.Now()
-		if n := testing.AllocsPerRun(100, func() { oneScrape(t, p, r, data, &h, &a, &now) }); n > 4 {
+		if n := testing.AllocsPerRun(100, func() { oneScrape(t, p, r, data, true, &h, &a, &now) }); n > 4 {
 			t.Errorf("%s: %v allocations a page", path, n)
 		}
 	}
 }
 
-func oneScrape(t testing.TB, p *parser, r *bytes.Reader, data []byte, h *history, a *adapters, now *time.Time) {
+func oneScrape(t testing.TB, p *parser, r *bytes.Reader, data []byte, buckets bool, h *history, a *adapters, now *time.Time) {
 	r.Reset(data)
+	p.noBuckets = !buckets
 	if _, err := p.parse(r, 1<<24); err != nil {
 		t.Fatal(err)
 	}
 	*now = now.Add(time.Second)
 	p.reading.reduce(&p.page, anyModel)
 	*a = p.reading.adapters(*a)
-	h.observe(&p.reading, true, *now)
+	h.observe(&p.reading, buckets, *now)
 	if p.columns(h, *a, *now).Empty() {
 		t.Fatal("empty")
 	}
 }
 
-// BenchmarkParse is what a scrape does with a page, but for the connection.
+// BenchmarkParse is what a scrape does with a page, but for the connection. One
+// scrape in ten or so reads the buckets of histograms (history.due).
 func BenchmarkParse(b *testing.B) {
 	for _, path := range samples(b) {
 		data, err := os.ReadFile(path)
 		if err != nil {
 			b.Fatal(err)
 		}
-		b.Run(filepath.Base(path), func(b *testing.B) {
-			p := newParser(testTables.of(engineOf(b, path)))
-			r := bytes.NewReader(data)
-			var h history
-			var a adapters
-			now := time.Now()
-			b.SetBytes(int64(len(data)))
-			used := cpu(b)
-			b.ReportAllocs()
-			for b.Loop() {
-				oneScrape(b, p, r, data, &h, &a, &now)
-			}
-			b.ReportMetric(float64((cpu(b)-used).Nanoseconds())/1e3/float64(b.N), "cpu-us/op")
-		})
+		for name, buckets := range map[string]bool{"with-buckets": true, "without": false} {
+			b.Run(filepath.Base(path)+"/"+name, func(b *testing.B) {
+				p := newParser(testTables.of(engineOf(b, path)))
+				r := bytes.NewReader(data)
+				var h history
+				var a adapters
+				now := time.Now()
+				b.SetBytes(int64(len(data)))
+				used := cpu(b)
+				b.ReportAllocs()
+				for b.Loop() {
+					oneScrape(b, p, r, data, buckets, &h, &a, &now)
+				}
+				b.ReportMetric(float64((cpu(b)-used).Nanoseconds())/1e3/float64(b.N), "cpu-us/op")
+			})
+		}
 	}
 }

@@ -16,8 +16,8 @@ const (
 	// probeGap is the least time between two probes of one endpoint, however
 	// many requests fail to connect.
 	probeGap = 20 * time.Millisecond
-	// listEvery is how often a ready endpoint is asked for its models, and
-	// listRetry how long after an answer that was none.
+	// listEvery is how often a ready endpoint is asked for its models, spread over
+	// a pool by phase, and listRetry how long after an answer that was none.
 	listEvery = 30 * time.Second
 	listRetry = 5 * time.Second
 )
@@ -87,8 +87,9 @@ type listState struct {
 	ready  bool
 }
 
-// nextList returns when the model list is due; ok is false if it is not.
-func nextList(s listState, cfg *Config) (at time.Time, ok bool) {
+// nextList returns when the model list is due; ok is false if it is not. origin is
+// the pool's start.
+func nextList(s listState, cfg *Config, origin time.Time, phase uint64) (at time.Time, ok bool) {
 	switch {
 	case !cfg.Discover || !s.ready:
 		return time.Time{}, false
@@ -97,6 +98,13 @@ func nextList(s listState, cfg *Config) (at time.Time, ok bool) {
 	case s.failed:
 		return s.last.Add(listRetry), true
 	default:
-		return s.last.Add(listEvery), true
+		// On the grid, so that endpoints that came up at one moment are not asked at
+		// one moment for ever.
+		last, offset := s.last.Sub(origin), time.Duration(phase%uint64(listEvery))
+		next := last - (last-offset)%listEvery
+		if next <= last {
+			next += listEvery
+		}
+		return origin.Add(next), true
 	}
 }

@@ -101,7 +101,9 @@ func TestNextProbe(t *testing.T) {
 }
 
 func TestNextList(t *testing.T) {
-	at := time.Unix(1000, 0)
+	origin := time.Unix(1000, 0)
+	at := origin.Add(time.Minute)
+	const phase = uint64(7*time.Second + 10*listEvery)
 	on, off := Config{Discover: true}.withDefaults(), Config{}.withDefaults()
 	for _, c := range []struct {
 		name string
@@ -114,10 +116,13 @@ func TestNextList(t *testing.T) {
 		{"not ready", listState{asked: true}, on, time.Time{}, false},
 		{"became ready", listState{ready: true}, on, time.Time{}, true},
 		{"asked", listState{ready: true, last: at, asked: true}, on, time.Time{}, true},
-		{"listed", listState{ready: true, last: at}, on, at.Add(30 * time.Second), true},
+		{"listed", listState{ready: true, last: at}, on, at.Add(7 * time.Second), true},
+		{"listed on the grid", listState{ready: true, last: at.Add(7 * time.Second)}, on, at.Add(37 * time.Second), true},
+		{"listed after it", listState{ready: true, last: at.Add(8 * time.Second)}, on, at.Add(37 * time.Second), true},
+		{"listed at the start", listState{ready: true, last: origin}, on, origin.Add(7 * time.Second), true},
 		{"failed", listState{ready: true, last: at, failed: true}, on, at.Add(5 * time.Second), true},
 	} {
-		if got, ok := nextList(c.s, c.cfg); ok != c.ok || !got.Equal(c.want) {
+		if got, ok := nextList(c.s, c.cfg, origin, phase); ok != c.ok || !got.Equal(c.want) {
 			t.Errorf("%s: %s, %v", c.name, got, ok)
 		}
 	}
