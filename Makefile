@@ -110,6 +110,7 @@ down: ## end what make up started
 .PHONY: bench
 bench: build $(HOST) ## CPU, throughput and latency beside bare Envoy and an empty Go module
 	$(MODULE) -o $(OUT)/libfloor.so ./build/floor
+	$(CC) -std=c11 -O2 -Wall -Wextra -Werror -fPIC -shared -I$(dir $(ABI)) -o $(OUT)/libhold.so build/hold/hold.c
 	go run ./e2e/bench
 
 .PHONY: bench-go

@@ -17,7 +17,7 @@ import (
 const modelName = "bench-model"
 
 // caseNames are the Envoys compared, in the order of the table.
-var caseNames = []string{"bare", "floor", "stock", "stock-noyield", "contrib"}
+var caseNames = []string{"bare", "floor", "hold", "stock", "stock-noyield", "contrib"}
 
 // bodySizes are the request bodies by name, in bytes.
 var bodySizes = []struct {
@@ -84,7 +84,8 @@ type setup struct {
 
 // options returns how to run the Envoy of a case. All have the same listener, connection manager and route; bare and
 // floor balance round robin over a STATIC cluster, while shunt picks the backend and its ORIGINAL_DST cluster takes it
-// from the header, since that is how each is used.
+// from the header, since that is how each is used. hold is what that use costs in Envoy: a C module that holds the body,
+// names the backends in turn and sets shunt's metadata.
 func (s *setup) options(name string) (envoyrun.Options, error) {
 	o := envoyrun.Options{Binary: s.envoy, Concurrency: 1, LogLevel: "warning"}
 	var filter map[string]any
@@ -98,6 +99,19 @@ func (s *setup) options(name string) (envoyrun.Options, error) {
 		}
 		o.Env = []string{"GODEBUG=cgocheck=0"}
 		filter = dynamicModule("floor", module, map[string]any{})
+	case "hold":
+		module, err := s.module("libhold.so")
+		if err != nil {
+			return o, err
+		}
+		var backends []string
+		for _, a := range s.backends {
+			backends = append(backends, a.String())
+		}
+		filter = dynamicModule("hold", module, map[string]any{})
+		filter["typed_config"].(map[string]any)["filter_config"] = map[string]any{
+			"@type": "type.googleapis.com/google.protobuf.StringValue", "value": strings.Join(backends, " ")}
+		cluster = originalDstCluster()
 	case "stock", "stock-noyield":
 		module, err := s.module("libshunt.so")
 		if err != nil {

@@ -36,6 +36,7 @@ enum state {
 typedef struct {
   uint32_t config;
   shunt_ref ref;
+  uint32_t announced; // bytes of body that the headers wait for
   uint8_t state;
   bool routed;      // we set a destination
   bool local_reply; // the response is not the upstream's
@@ -400,23 +401,30 @@ static bool is_header(const shunt_header* h, const char* name, size_t length) {
 }
 #define IS_HEADER(h, name) is_header(h, name, sizeof(name) - 1)
 
-// body_is_near reports whether a small body is sure to follow: its length is
-// announced, the client waits for nothing (Envoy takes expect away where it
-// answers that itself), and it is not a tunnel's. Most often it is already there, and one
-// call decides headers and body. A longer body, or one of unknown length, may
-// be refused by its headers alone.
-static bool body_is_near(const shunt_header* headers, size_t count) {
-  bool near = false;
+// announced_body returns the length of a small body that is sure to follow, else
+// 0: it is announced, the client waits for nothing (Envoy takes expect away where
+// it answers that itself), and it is not a tunnel's. Most often it is already
+// there, and one call decides headers and body. A longer body, or one of unknown
+// length, may be refused by its headers alone.
+static uint32_t announced_body(const shunt_header* headers, size_t count) {
+  uint32_t length = 0;
   for (size_t i = 0; i < count; i++) {
     const shunt_header* h = &headers[i];
     if (IS_HEADER(h, "content-length")) {
-      near = h->value_length > 0 && h->value_length <= 5 && h->value_ptr[0] != '0'; // under 100,000 bytes
+      length = 0;
+      for (size_t d = 0; d < h->value_length; d++) {
+        const uint32_t digit = (uint32_t)(h->value_ptr[d] - '0');
+        if (digit > 9 || d == 5) { // no number, or 100,000 bytes and more
+          return 0;
+        }
+        length = length * 10 + digit;
+      }
     } else if (IS_HEADER(h, "upgrade") || IS_HEADER(h, "expect") ||
                (IS_HEADER(h, ":method") && h->value_length == 7 && memcmp(h->value_ptr, "CONNECT", 7) == 0)) {
-      return false;
+      return 0;
     }
   }
-  return near;
+  return length;
 }
 
 envoy_dynamic_module_type_on_http_filter_request_headers_status envoy_dynamic_module_on_http_filter_request_headers(
@@ -431,7 +439,7 @@ envoy_dynamic_module_type_on_http_filter_request_headers_status envoy_dynamic_mo
   size_t count;
   shunt_header* headers = all_headers(envoy, KIND(RequestHeader), memory, &count);
   int action = SHUNT_WAIT;
-  if (!end_of_stream && body_is_near(headers, count)) {
+  if (!end_of_stream && (s->announced = announced_body(headers, count)) > 0) {
     s->state = STATE_HEADERS;
   } else {
     action = decide_headers(envoy, s, headers, count, end_of_stream);
@@ -457,35 +465,50 @@ static int late_headers(envoy_t envoy, stream_t* s) {
 
 #define CHUNKS_ON_STACK 256
 
-// whole_body hands the body to Go, as it lies in Envoy's buffers. received
-// is true in the body hook, whose chunk is not buffered yet.
-static int whole_body(envoy_t envoy, stream_t* s, bool received, shunt_tape* tape) {
-  size_t buffered = 0, fresh = 0;
-  if (received) {
-    fresh = CB(http_get_body_chunks_size)(envoy, BODY_KIND(ReceivedRequestBody));
+// The pieces of a body as they lie in Envoy's buffers.
+typedef struct {
+  shunt_buffer memory[CHUNKS_ON_STACK];
+  shunt_buffer* chunks; // memory, or malloc's
+  size_t count;
+} pieces_t;
+
+// pieces_get borrows the whole body: what is buffered and then, in the body
+// hook, what it received and is not buffered yet.
+static void pieces_get(envoy_t envoy, bool body_hook, pieces_t* p) {
+  size_t buffered = 0, received = 0;
+  if (body_hook) {
+    received = CB(http_get_body_chunks_size)(envoy, BODY_KIND(ReceivedRequestBody));
   }
   // A filter before us may hand over what it buffered: the same bytes, once.
-  if (!received || !CB(http_received_buffered_request_body)(envoy)) {
+  if (!body_hook || !CB(http_received_buffered_request_body)(envoy)) {
     buffered = CB(http_get_body_chunks_size)(envoy, BODY_KIND(BufferedRequestBody));
   }
-  shunt_buffer memory[CHUNKS_ON_STACK];
-  shunt_buffer* chunks = memory;
-  if (buffered + fresh > CHUNKS_ON_STACK) {
-    chunks = malloc((buffered + fresh) * sizeof(*chunks));
-    if (chunks == NULL) {
-      abort(); // as Envoy itself does when memory ends
-    }
+  p->chunks = p->memory;
+  if (buffered + received > CHUNKS_ON_STACK &&
+      (p->chunks = malloc((buffered + received) * sizeof(*p->chunks))) == NULL) {
+    abort(); // as Envoy itself does when memory ends
   }
-  if (buffered > 0 && !CB(http_get_body_chunks)(envoy, BODY_KIND(BufferedRequestBody), chunks)) {
+  if (buffered > 0 && !CB(http_get_body_chunks)(envoy, BODY_KIND(BufferedRequestBody), p->chunks)) {
     buffered = 0;
   }
-  if (fresh > 0 && !CB(http_get_body_chunks)(envoy, BODY_KIND(ReceivedRequestBody), chunks + buffered)) {
-    fresh = 0;
+  if (received > 0 && !CB(http_get_body_chunks)(envoy, BODY_KIND(ReceivedRequestBody), p->chunks + buffered)) {
+    received = 0;
   }
-  const int action = shuntBody(s->ref, chunks, buffered + fresh, tape);
-  if (chunks != memory) {
-    free(chunks);
+  p->count = buffered + received;
+}
+
+static void pieces_free(pieces_t* p) {
+  if (p->chunks != p->memory) {
+    free(p->chunks);
   }
+}
+
+// whole_body hands the body to Go.
+static int whole_body(envoy_t envoy, stream_t* s, bool body_hook, shunt_tape* tape) {
+  pieces_t p;
+  pieces_get(envoy, body_hook, &p);
+  const int action = shuntBody(s->ref, p.chunks, p.count, tape);
+  pieces_free(&p);
   return action;
 }
 
@@ -500,30 +523,20 @@ static envoy_dynamic_module_type_on_http_filter_request_body_status body_status(
   }
 }
 
-// whole_request decides headers and body in one call: all of the body came in
-// the first piece.
+// whole_request decides headers and body in one call.
 static int whole_request(envoy_t envoy, stream_t* s) {
   shunt_header memory[HEADERS_ON_STACK];
   size_t count;
   shunt_header* headers = all_headers(envoy, KIND(RequestHeader), memory, &count);
-  shunt_buffer on_stack[CHUNKS_ON_STACK];
-  shunt_buffer* chunks = on_stack;
-  size_t pieces = CB(http_get_body_chunks_size)(envoy, BODY_KIND(ReceivedRequestBody));
-  if (pieces > CHUNKS_ON_STACK && (chunks = malloc(pieces * sizeof(*chunks))) == NULL) {
-    abort(); // as Envoy itself does when memory ends
-  }
-  if (pieces > 0 && !CB(http_get_body_chunks)(envoy, BODY_KIND(ReceivedRequestBody), chunks)) {
-    pieces = 0;
-  }
+  pieces_t p;
+  pieces_get(envoy, true, &p);
   WITH_TAPE(tape)
   const int action =
-      shuntRequest(envoy, s->config, route_of(envoy), &s->ref, headers, count, chunks, pieces, &tape);
+      shuntRequest(envoy, s->config, route_of(envoy), &s->ref, headers, count, p.chunks, p.count, &tape);
   if (headers != memory) {
     free(headers);
   }
-  if (chunks != on_stack) {
-    free(chunks);
-  }
+  pieces_free(&p);
   if (action == SHUNT_WAIT) {
     raise_buffer_limit(envoy, tape.limit); // Envoy is about to buffer the body
   }
@@ -537,6 +550,12 @@ envoy_dynamic_module_type_on_http_filter_request_body_status envoy_dynamic_modul
     bool end_of_stream) {
   stream_t* s = (stream_t*)module;
   if (s->state == STATE_HEADERS) {
+    if (!end_of_stream && CB(http_get_body_size)(envoy, BODY_KIND(ReceivedRequestBody)) == s->announced) {
+      // All is here, but of HTTP/1 the end comes apart. An answer before it
+      // would cost the client its connection.
+      raise_buffer_limit(envoy, s->announced);
+      return BODY(StopIterationAndBuffer);
+    }
     const int action = end_of_stream ? whole_request(envoy, s) : late_headers(envoy, s);
     if (end_of_stream || action == SHUNT_CONTINUE || action == SHUNT_REPLY) {
       return body_status(action);
