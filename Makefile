@@ -90,6 +90,11 @@ FUZZTIME ?= 20s
 fuzz: $(ABI) ## each fuzz target for FUZZTIME (20s)
 	@build/fuzz.sh $(FUZZTIME)
 
+REQUESTS ?= 1000000
+.PHONY: stress
+stress: ## flow control under -race: REQUESTS (1,000,000) that arrive, leave and expire while all else changes
+	go test -race -count=1 -timeout 30m -run TestStress -v ./internal/flowcontrol -requests $(REQUESTS)
+
 DEMO       := $(OUT)/demo/demo
 DEMO_FLAGS = $(if $(DOOR),--door $(DOOR)) $(if $(POLICY),--policy $(POLICY)) $(ARGS)
 

@@ -276,7 +276,7 @@ func (r *Request) wait(q *flowcontrol.Queue, until time.Time, v *Verdict) bool {
 }
 
 // Wake is called by the queue, from any goroutine.
-func (r *Request) Wake(o flowcontrol.Outcome) {
+func (r *Request) Wake(o flowcontrol.Outcome, _ *pool.Live) {
 	defer r.guard("wake", nil)
 	r.outcome = o
 	if r.word.CompareAndSwap(stateWaiting, stateGranted) {

@@ -63,7 +63,7 @@ func TestFinishInEachState(t *testing.T) {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
 			// What comes late finds it ended.
-			s.Wake(flowcontrol.Granted)
+			s.Wake(flowcontrol.Granted, nil)
 			w.publish("default", ep(1, "m"))
 			s.Resume(&s.v)
 			if s.v.Action != Wait || s.v.Destination != "" {

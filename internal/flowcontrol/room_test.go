@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/shuntproxy/shunt/internal/pool"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -18,7 +20,7 @@ type request struct {
 	woken func(id int, o Outcome)
 }
 
-func (r *request) Wake(o Outcome) { r.woken(r.id, o) }
+func (r *request) Wake(o Outcome, _ *pool.Live) { r.woken(r.id, o) }
 
 func TestQueueOrderDeadlinesAndBounds(t *testing.T) {
 	now := time.Unix(100, 0)

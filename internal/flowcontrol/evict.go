@@ -1,0 +1,3 @@
+package flowcontrol
+
+type evictions struct{ total uint64 }
