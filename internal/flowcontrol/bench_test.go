@@ -74,7 +74,7 @@ func BenchmarkQueue(b *testing.B) {
 			w.config.Fairness = fairness
 			w.ctl.Apply(w.config)
 			live := w.live["e0"]
-			live.Reserve()
+			slot := live.Reserve(pool.Load{}, w.clock)
 			requests := make([]still, 10_000)
 			asks := make([]Ask, len(requests))
 			var gone *still
@@ -92,9 +92,9 @@ func BenchmarkQueue(b *testing.B) {
 			b.ReportAllocs()
 			b.ResetTimer()
 			for range b.N {
-				live.Release()
+				slot.Release(w.clock, true)
 				w.ctl.Released(live)
-				live.Reserve()
+				slot = live.Reserve(pool.Load{}, w.clock)
 				gone.Waiter = Waiter{} // it comes again, as another
 				w.ctl.Enter(&gone.Waiter, gone, index[gone])
 			}
@@ -108,7 +108,7 @@ func BenchmarkWaiters(b *testing.B) {
 	const n = 100_000
 	for range b.N {
 		w := benchWorld(1, Concurrency)
-		w.live["e0"].Reserve()
+		_ = w.live["e0"].Reserve(pool.Load{}, w.clock)
 		flows := make([]string, 1000)
 		for i := range flows {
 			flows[i] = fmt.Sprintf("flow-%d", i)
@@ -144,7 +144,7 @@ func BenchmarkExpiry(b *testing.B) {
 	worst := time.Duration(0)
 	for range b.N {
 		snap := benchWorld(1, Concurrency)
-		snap.live["e0"].Reserve()
+		_ = snap.live["e0"].Reserve(pool.Load{}, snap.clock)
 		room := NewRoom(0, 1<<40, time.Now)
 		ctl := room.NewController(Options{Snapshot: func() *pool.Snapshot { return snap.snap }, Candidates: candidates})
 		ctl.Apply(snap.config)

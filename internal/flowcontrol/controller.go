@@ -608,7 +608,7 @@ func (c *Controller) grantLocked(snap *pool.Snapshot, i int32, woken *wakes) boo
 			c.granted(w, i)
 		}
 		live := snap.Endpoints[i].Live
-		live.Hold()
+		live.Hold(c.room.clock())
 		woken.add(w.request, Granted, live)
 		c.room.removeLocked(w, Granted)
 		return true

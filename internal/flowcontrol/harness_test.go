@@ -34,7 +34,7 @@ type fake struct {
 	name  string
 	ask   Ask
 	state string // waiting, granted, routed, or how it ended
-	on    *pool.Live
+	on    pool.Reservation
 }
 
 func defaultConfig() Config {
@@ -154,10 +154,9 @@ func (r *fake) pick() (best *pool.Live) {
 }
 
 func (r *fake) send(to *pool.Live) {
-	r.on = to
-	r.on.Reserve()
+	r.on = to.Reserve(pool.Load{}, r.w.clock)
 	r.state = "routed"
-	r.w.say("%s -> %s", r.name, r.on.Addr)
+	r.w.say("%s -> %s", r.name, to.Addr)
 }
 
 func (r *fake) end(how string) {
@@ -191,8 +190,9 @@ func (w *world) finish(name string) {
 		}
 	case "routed":
 		r.state = "done"
-		r.on.Release()
-		w.ctl.Released(r.on)
+		live := r.on.Live()
+		r.on.Release(w.clock, true)
+		w.ctl.Released(live)
 	}
 }
 

@@ -104,7 +104,7 @@ func (v *View) byLoad(i int32, own int64) float64 {
 	live := v.s.Endpoints[i].Live
 	ratio := float64(live.InFlight()-own) / float64(v.d.MaxConcurrency)
 	if v.d.MaxTokens > 0 && v.d.Saturation == Concurrency {
-		ratio = max(ratio, float64(v.tokens(live))/float64(v.d.MaxTokens))
+		ratio = max(ratio, float64(live.Tokens())/float64(v.d.MaxTokens))
 	}
 	return ratio
 }
@@ -142,7 +142,7 @@ func (v *View) room(i int32, known *since) int64 {
 		}
 	}
 	room := v.d.MaxConcurrency - flying
-	if v.d.MaxTokens > 0 && v.d.Saturation == Concurrency && v.tokens(live) >= v.d.MaxTokens {
+	if v.d.MaxTokens > 0 && v.d.Saturation == Concurrency && live.Tokens() >= v.d.MaxTokens {
 		room = 0
 	}
 	return room

@@ -25,7 +25,7 @@ type stressed struct {
 	word    atomic.Int32 // 0 new, 1 waiting, 2 granted, 3 done
 	outcome Outcome
 	hold    *pool.Live
-	on      *pool.Live
+	on      pool.Reservation
 	wakes   atomic.Int32
 	ends    atomic.Int32
 }
@@ -92,8 +92,7 @@ func (r *stressed) decide(hold *pool.Live) {
 }
 
 func (r *stressed) route(live *pool.Live) {
-	r.on = live
-	live.Reserve()
+	r.on = live.Reserve(pool.Load{}, r.s.now())
 	r.s.routed.Add(1)
 }
 
@@ -159,12 +158,13 @@ func (r *stressed) finish() {
 		}
 		r.end(3)
 	default:
-		if r.on == nil {
+		if r.on.Live() == nil {
 			r.s.t.Error("a request ends that was neither answered nor sent")
 			return
 		}
-		r.on.Release()
-		r.s.ctl.Released(r.on)
+		live := r.on.Live()
+		r.on.Release(r.s.now(), true)
+		r.s.ctl.Released(live)
 		r.end(4)
 	}
 }
@@ -293,7 +293,7 @@ func TestStress(t *testing.T) {
 				}
 				for len(w.open) > 60 || len(w.open) > 0 && w.rng.IntN(2) == 0 {
 					i := w.rng.IntN(len(w.open))
-					for try := 0; try < 8 && w.open[i].on == nil; try++ { // most answers end before a client leaves
+					for try := 0; try < 8 && w.open[i].on.Live() == nil; try++ { // most answers end before a client leaves
 						i = w.rng.IntN(len(w.open))
 					}
 					r := w.open[i]
