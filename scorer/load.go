@@ -76,7 +76,7 @@ func (w *pick) loadBalance(pt *part) {
 		used = min(1, max(0, used))
 		w.tie[k] = used
 		w.raw[k] = requests / capacity * (1 + alpha*used*used)
-		if 1-used < critical {
+		if used > 1-critical {
 			w.raw[k] = math.Inf(1)
 		}
 	}

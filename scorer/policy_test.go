@@ -1,104 +1,28 @@
 package scorer
 
 import (
-	"fmt"
 	"math"
-	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/shuntproxy/shunt/internal/pool"
 )
 
 var now = time.Unix(1000, 0)
-
-const absent = -1 // in kv: no reading
-
-// world makes a snapshot of len(inFlight) ready endpoints; kv may be nil.
-func world(tb testing.TB, inFlight []int, kv []float64, age time.Duration) (*pool.Snapshot, []int32) {
-	tb.Helper()
-	var in pool.Input
-	in.Now, in.StaleAfter = now, 5*time.Second
-	for i, n := range inFlight {
-		addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 8000)
-		e := pool.Endpoint{
-			Target: pool.Target{Addr: addr, Model: "m"},
-			Live:   &pool.Live{Addr: addr.String()}, Ready: true,
-		}
-		for range n {
-			e.Live.Reserve(pool.Load{}, now)
-		}
-		if kv != nil {
-			m := &pool.Metrics{Taken: now.Add(-age)}
-			if kv[i] != absent {
-				m.Set(pool.KVCacheUsagePerc, kv[i])
-			}
-			in.Metrics = append(in.Metrics, m)
-		}
-		in.Endpoints = append(in.Endpoints, e)
-	}
-	s := pool.NewSnapshot(in)
-	return s, s.ForModel("m").Index
-}
-
-func TestPick(t *testing.T) {
-	nan := math.NaN()
-	for _, tc := range []struct {
-		name     string
-		policy   string
-		inFlight []int
-		kv       []float64
-		age      time.Duration
-		want     []int32 // any of them, and over many seeds all of them
-		fallback bool
-	}{
-		{name: "random takes any", policy: "random", inFlight: []int{9, 0, 5}, want: []int32{0, 1, 2}},
-		{name: "least-request takes the emptiest", policy: "least-request", inFlight: []int{3, 1, 2}, want: []int32{1}},
-		{name: "least-request breaks ties at random", policy: "least-request", inFlight: []int{1, 3, 1, 1}, want: []int32{0, 2, 3}},
-		{name: "least-request ignores metrics", policy: "least-request", inFlight: []int{0, 1}, kv: []float64{.9, .1}, want: []int32{0}},
-		{name: "one endpoint", policy: "least-request", inFlight: []int{7}, want: []int32{0}},
-		{name: "least-kv-cache takes the smallest", policy: "least-kv-cache", inFlight: []int{0, 9, 0}, kv: []float64{.5, .1, .2}, want: []int32{1}},
-		{name: "zero is a reading", policy: "least-kv-cache", inFlight: []int{0, 0}, kv: []float64{.5, 0}, want: []int32{1}},
-		{name: "absent is not zero", policy: "least-kv-cache", inFlight: []int{0, 0}, kv: []float64{.5, absent}, want: []int32{0}},
-		{name: "NaN is absent", policy: "least-kv-cache", inFlight: []int{0, 0}, kv: []float64{.5, nan}, want: []int32{0}},
-		{name: "kv ties at random", policy: "least-kv-cache", inFlight: []int{0, 0, 0}, kv: []float64{.2, .5, .2}, want: []int32{0, 2}},
-		{name: "at the staleness limit is fresh", policy: "least-kv-cache", inFlight: []int{0, 0}, kv: []float64{.2, .1}, age: 5 * time.Second, want: []int32{1}},
-		{name: "all stale is random and says so", policy: "least-kv-cache", inFlight: []int{0, 0}, kv: []float64{.2, .1}, age: 6 * time.Second, want: []int32{0, 1}, fallback: true},
-		{name: "none scraped is random and says so", policy: "least-kv-cache", inFlight: []int{0, 0}, want: []int32{0, 1}, fallback: true},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			s, candidates := world(t, tc.inFlight, tc.kv, tc.age)
-			seen := map[int32]bool{}
-			for seed := range uint64(200) {
-				c := must(t, tc.policy).Pick(&Input{Snapshot: s, Candidates: candidates, Now: now, Seed: seed})
-				if (c.Fallback == FallbackRandom) != tc.fallback {
-					t.Fatalf("fallback %v, want %v", c.Fallback, tc.fallback)
-				}
-				seen[c.Index] = true
-			}
-			want := map[int32]bool{}
-			for _, i := range tc.want {
-				want[i] = true
-			}
-			if fmt.Sprint(seen) != fmt.Sprint(want) {
-				t.Fatalf("picked %v, want %v", seen, want)
-			}
-		})
-	}
-}
 
 // TestBurstSpreads sends equal requests from several goroutines, which release
 // none: the counts of equal endpoints may differ by one.
 func TestBurstSpreads(t *testing.T) {
 	const workers, each, endpoints = 4, 1000, 8
-	s, candidates := world(t, make([]int, endpoints), nil, 0)
+	in := (&worldSpec{endpoints: make([]endpointSpec, endpoints)}).build(t)
+	s := in.Snapshot
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
+			in := *in
 			for i := range each {
-				LeastRequest().PickAndReserve(&Input{Snapshot: s, Candidates: candidates, Now: now, Seed: uint64(w*each + i)})
+				in.Seed = uint64(w*each + i)
+				LeastRequest().PickAndReserve(&in)
 			}
 		})
 	}

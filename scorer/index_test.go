@@ -1,0 +1,240 @@
+package scorer
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/shuntproxy/shunt/internal/pool"
+)
+
+// endpointsOf makes a snapshot of endpoints with these slots.
+func endpointsOf(lives ...*pool.Live) *pool.Snapshot {
+	var in pool.Input
+	for i, l := range lives {
+		e := pool.Endpoint{Live: l, Ready: true}
+		e.Addr = addrOf(i)
+		in.Endpoints = append(in.Endpoints, e)
+	}
+	return pool.NewSnapshot(in)
+}
+
+// dumbIndex is a list of hashes per endpoint, newest first.
+type dumbIndex map[*pool.Live][]uint64
+
+func (d dumbIndex) add(l *pool.Live, blocks []uint64, capacity int) {
+	blocks = blocks[:min(len(blocks), capacity)]
+	list := d[l]
+	for _, h := range slices.Backward(blocks) {
+		list = slices.DeleteFunc(list, func(x uint64) bool { return x == h })
+		list = append([]uint64{h}, list...)
+	}
+	d[l] = list[:min(len(list), capacity)]
+}
+
+func (d dumbIndex) match(l *pool.Live, blocks []uint64) uint32 {
+	n := 0
+	for n < len(blocks) && slices.Contains(d[l], blocks[n]) {
+		n++
+	}
+	return uint32(n)
+}
+
+// matches looks a prompt up as a pick does.
+func matches(x *Index, s *pool.Snapshot, blocks []uint64) []uint32 {
+	w := new(pick)
+	w.in = Input{Snapshot: s, Index: x, Request: Request{Blocks: blocks}}
+	for i := range s.Endpoints {
+		w.cand = append(w.cand, int32(i))
+	}
+	w.lookUp()
+	return w.match
+}
+
+// TestIndexAgainstDumb sends random prompts of a tree to random endpoints, which
+// come and go.
+func TestIndexAgainstDumb(t *testing.T) {
+	for seed := range uint64(6) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		capacity := []int{3, 17, 60, 1000}[rng.IntN(4)]
+		size := []int{3, 20, 150}[seed%3]
+		x, dumb := NewIndex(), dumbIndex{}
+		x.SetCapacity(capacity)
+		var slots pool.Slots
+		var lives []*pool.Live
+		join := func() {
+			lives = append(lives, &pool.Live{Addr: fmt.Sprint(len(lives)), Slot: slots.Take()})
+		}
+		for range size {
+			join()
+		}
+		s := endpointsOf(lives...)
+		x.Sync(s)
+		prompt := func() []uint64 {
+			var blocks []uint64
+			chain := uint64(1)
+			for range rng.IntN(25) {
+				chain = mix(chain ^ uint64(rng.IntN(2)*rng.IntN(2))) // most go the same way
+				blocks = append(blocks, chain)
+			}
+			return blocks
+		}
+		for range 3000 {
+			switch rng.IntN(200) {
+			case 0: // one goes, another takes its slot
+				at := rng.IntN(len(lives))
+				slots.Give(lives[at].Slot)
+				delete(dumb, lives[at])
+				lives = slices.Delete(lives, at, at+1)
+				join()
+				s = endpointsOf(lives...)
+				x.Sync(s)
+			case 1:
+				capacity = 1 + rng.IntN(80)
+				x.SetCapacity(capacity)
+				for l, list := range dumb {
+					dumb[l] = list[:min(len(list), capacity)]
+				}
+			}
+			blocks := prompt()
+			got := matches(x, s, blocks)
+			for i, l := range lives {
+				if want := dumb.match(l, blocks); got[i] != want {
+					t.Fatalf("seed %d: endpoint %d holds %d of %d, want %d", seed, i, got[i], len(blocks), want)
+				}
+				if x.Len(l) != len(dumb[l]) {
+					t.Fatalf("seed %d: endpoint %d holds %d, want %d", seed, i, x.Len(l), len(dumb[l]))
+				}
+			}
+			l := lives[rng.IntN(len(lives))]
+			x.Add(l, blocks)
+			dumb.add(l, blocks, capacity)
+		}
+		for _, l := range lives {
+			slots.Give(l.Slot)
+		}
+		x.Sync(endpointsOf())
+		for i := range x.shards {
+			sh := &x.shards[i]
+			if sh.used != 0 {
+				t.Fatalf("seed %d: %d blocks of nobody are left", seed, sh.used)
+			}
+			for j := range *sh.rows.Load() {
+				if (*sh.rows.Load())[j].Load() != nil {
+					t.Fatalf("seed %d: a bitmap of nobody is left", seed)
+				}
+			}
+			for j := range sh.table.Load().keys {
+				if sh.table.Load().keys[j].Load() != 0 {
+					t.Fatalf("seed %d: a key of nobody is left", seed)
+				}
+			}
+		}
+	}
+}
+
+// TestIndexUnderContention reads, adds and syncs at the same time: nothing races,
+// and in the end the index holds what was added last.
+func TestIndexUnderContention(t *testing.T) {
+	x := NewIndex()
+	x.SetCapacity(200)
+	lives := make([]*pool.Live, 40)
+	for i := range lives {
+		lives[i] = &pool.Live{Addr: fmt.Sprint(i), Slot: i + 1}
+	}
+	all, half := endpointsOf(lives...), endpointsOf(lives[:20]...)
+	x.Sync(all)
+	stop := make(chan struct{})
+	var wg, syncing sync.WaitGroup
+	syncing.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+				x.Sync([]*pool.Snapshot{all, half}[i%2])
+				x.SetCapacity(200 + i%50)
+			}
+		}
+	})
+	for g := range 4 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(g), 1))
+			for range 3000 {
+				blocks := make([]uint64, 1+rng.IntN(30))
+				chain := uint64(rng.IntN(20))
+				for i := range blocks {
+					chain = mix(chain)
+					blocks[i] = chain
+				}
+				for _, m := range matches(x, all, blocks) {
+					if int(m) > len(blocks) {
+						t.Errorf("holds %d of %d", m, len(blocks))
+					}
+				}
+				x.Add(lives[rng.IntN(len(lives))], blocks)
+			}
+		})
+	}
+	wg.Wait()
+	close(stop)
+	syncing.Wait()
+	x.Sync(all)
+	last := blocksOf(100)
+	for _, l := range lives {
+		x.Add(l, last)
+	}
+	for i, m := range matches(x, all, last) {
+		if m != 100 {
+			t.Errorf("endpoint %d holds %d", i, m)
+		}
+	}
+	x.Sync(endpointsOf())
+	for i := range x.shards {
+		if x.shards[i].used != 0 {
+			t.Fatalf("%d blocks of nobody are left", x.shards[i].used)
+		}
+	}
+}
+
+// TestIndexOfMany has more endpoints than a word of holders and than a bitmap's
+// word, and slots past what is indexed.
+func TestIndexOfMany(t *testing.T) {
+	x := NewIndex()
+	lives := make([]*pool.Live, 300)
+	for i := range lives {
+		lives[i] = &pool.Live{Addr: fmt.Sprint(i), Slot: i + 1}
+	}
+	lives[299].Slot = maxSlot + 1
+	s := endpointsOf(lives...)
+	x.Sync(s)
+	blocks := blocksOf(300)
+	for i, l := range lives {
+		x.Add(l, blocks[:i])
+	}
+	for i, m := range matches(x, s, blocks) {
+		want := uint32(i)
+		if i == 299 {
+			want = 0 // no room for its slot: never a hit, never a fault
+		}
+		if m != want {
+			t.Errorf("endpoint %d holds %d", i, m)
+		}
+	}
+}
+
+func TestLookUpAllocatesNothing(t *testing.T) {
+	ws := &worldSpec{request: requestSpec{prompt: 64000, blocks: 1000}}
+	for i := range 100 {
+		ws.endpoints = append(ws.endpoints, endpointSpec{holds: i * 10})
+	}
+	in := ws.build(t)
+	w := new(pick)
+	w.in, w.cand = *in, in.Candidates
+	w.lookUp()
+	if n := testing.AllocsPerRun(100, w.lookUp); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
