@@ -203,7 +203,7 @@ func TestAllEndpointsGone(t *testing.T) {
 		_ = w.engines[0].Close()
 		w.waitState(t, w.engines[0], "not-ready")
 		for proto, c := range w.protocols() {
-			for _, q := range []call{{method: "GET", path: "/v1/models"}, {path: "/x", body: strings.NewReader("y")}, {body: strings.NewReader(chat)}} {
+			for _, q := range []call{{method: "GET", path: "/version"}, {path: "/x", body: strings.NewReader("y")}, {body: strings.NewReader(chat)}} {
 				r := w.must(t, c, q)
 				if e := errorOf(t, r).Error; r.status != 503 || e.Code != "rejected-no-endpoints" {
 					t.Errorf("%s %s: %v", proto, q.path, r)

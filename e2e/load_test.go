@@ -56,7 +56,7 @@ func TestClientAborts(t *testing.T) {
 				}
 			})
 			t.Run(proto+" while it waits without a body", func(t *testing.T) {
-				b := w.begin(t, c, call{method: "GET", path: "/v1/models", header: header("x-shunt-test", "wait-10m")})
+				b := w.begin(t, c, call{method: "GET", path: "/version", header: header("x-shunt-test", "wait-10m")})
 				w.waitLoad(t, 0, 1)
 				b.cancel()
 				_, _ = b.wait()
@@ -334,7 +334,7 @@ func TestWaiting(t *testing.T) {
 		const third = 667
 		kinds := []call{
 			{header: header("x-shunt-explain", "1")},
-			{method: "GET", path: "/v1/models", header: header("x-shunt-explain", "1")}, // waits at its headers
+			{method: "GET", path: "/version", header: header("x-shunt-explain", "1")}, // waits at its headers
 		}
 		begin := func(c func(i int) *http.Client, wait string, waiting int) (all []*background) {
 			for i := range third {

@@ -18,7 +18,7 @@ func TestPanics(t *testing.T) {
 		undecided bool // nothing is decided there: the request goes on, whatever the config
 		final     bool // there is nothing to route
 	}{
-		{where: "headers", query: call{method: "GET", path: "/v1/models"}},
+		{where: "headers", query: call{method: "GET", path: "/version"}},
 		{where: "headers"},
 		{where: "body"},
 		{where: "body", trailers: true},

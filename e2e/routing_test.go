@@ -148,7 +148,7 @@ func TestPathsWithoutPayloadSignals(t *testing.T) {
 		w := start(t, d, setup{})
 		for proto, c := range w.protocols() {
 			for _, q := range []call{
-				{method: "GET", path: "/v1/models"},
+				{method: "GET", path: "/version"},
 				{method: "GET", path: "/nothing/known?x=1"},
 				{method: "DELETE", path: "/v1/files/f"},
 				{method: "OPTIONS", path: "/v1/chat/completions"},

@@ -199,7 +199,7 @@ func TestNoCanary(t *testing.T) {
 		`{"model":"m","` + canary + `":1}`, `{"model":{"` + canary + `":1}}`, canary,
 	} {
 		s := w.stream()
-		v := s.chat(t, body, "authorization", canary, "cookie", canary, "x-llm-d-inference-fairness-id", canary)
+		v := s.chat(t, body, "authorization", canary, "cookie", canary)
 		if got := show(v); strings.Contains(got, canary) {
 			t.Errorf("%s: %s", body, got)
 		}

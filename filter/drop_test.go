@@ -52,7 +52,7 @@ func TestDropReasons(t *testing.T) {
 			if after != "none" {
 				retry = "<retry-after:N> "
 			}
-			want := fmt.Sprintf("reply reason=%s status=%s details=shunt_%s <x-llm-d-request-dropped-reason:%s> %s<content-type:application/json> "+
+			want := fmt.Sprintf("reply reason=%s fairness_id=default-flow status=%s details=shunt_%s <x-llm-d-request-dropped-reason:%s> %s<content-type:application/json> "+
 				`{"error":{"message":"no \"room\"","type":"%s","code":"%s","param":null}}`, reason, status, reason, reason, retry, types[status], reason)
 			if got := show(v); got != want {
 				t.Fatalf("got\n%s\nwant\n%s", got, want)

@@ -178,9 +178,12 @@ func notReady(e pool.Endpoint) pool.Endpoint { e.Ready = false; return e }
 type host struct {
 	prepared int
 	posts    chan struct{}
+	metadata map[string]string // by namespace and key, with a space between
 }
 
 func newHost() *host { return &host{posts: make(chan struct{}, 4)} }
+
+func (h *host) Metadata(namespace, key string) string { return h.metadata[namespace+" "+key] }
 
 func (h *host) PrepareWait() { h.prepared++ }
 func (h *host) Post()        { h.posts <- struct{}{} }
@@ -241,7 +244,7 @@ func (s *stream) send(t testing.TB, h *Head, route *Route, body string) *Verdict
 }
 
 func (s *stream) get(pairs ...string) *Verdict {
-	s.Headers(head(append([]string{":method", "GET", ":path", "/v1/models"}, pairs...)...), true, nil, &s.v)
+	s.Headers(head(append([]string{":method", "GET", ":path", "/version"}, pairs...)...), true, nil, &s.v)
 	return &s.v
 }
 

@@ -99,7 +99,8 @@ type Head struct {
 	// Test is the fault to inject; only builds with the tag shunttest read it.
 	Test string
 
-	seen   uint32
+	seen   uint32 // headers that came
+	again  uint32 // headers that came more than once
 	values [numHeaders]string
 }
 
@@ -130,6 +131,7 @@ func (h *Head) Add(key, value string) {
 		return
 	}
 	if known, ok := lookupHeader(key); ok {
+		h.again |= h.seen & (1 << known)
 		h.seen |= 1 << known
 		if value != "" { // an empty value counts as absent
 			h.values[known] = value
@@ -154,3 +156,35 @@ func (h *Head) removals(mask uint32, names []string) []string {
 	}
 	return names
 }
+
+// aliases are the headers that have an older name, which still counts: the
+// only place that knows.
+var aliases = [...]struct{ canonical, alias header }{
+	{hdrObjective, hdrAliasObjective},
+	{hdrFairnessID, hdrAliasFairnessID},
+	{hdrModelRewrite, hdrAliasModelRewrite},
+	{hdrSLOTTFT, hdrAliasSLOTTFT},
+	{hdrSLOTPOT, hdrAliasSLOTPOT},
+}
+
+// aliasBits are the older names, as bits of Head.seen.
+const aliasBits = 1<<hdrAliasObjective | 1<<hdrAliasFairnessID | 1<<hdrAliasModelRewrite | 1<<hdrAliasSLOTTFT | 1<<hdrAliasSLOTPOT
+
+// resolve lets each older name speak for a header that did not come, and
+// returns the older names that do.
+func (h *Head) resolve() (used uint32) {
+	if h.seen&aliasBits == 0 {
+		return 0
+	}
+	for _, a := range aliases {
+		if h.values[a.canonical] == "" && h.values[a.alias] != "" {
+			h.values[a.canonical] = h.values[a.alias]
+			used |= 1 << a.alias
+		}
+	}
+	return used
+}
+
+// rewrite is the model that the client asks to be given instead of the one its
+// request names, "" for none.
+func (h *Head) rewrite() string { return h.value(hdrModelRewrite) }

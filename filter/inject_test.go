@@ -273,6 +273,8 @@ type doorStream struct {
 	ended  bool
 }
 
+func (*doorStream) Metadata(string, string) string { return "" }
+
 func (s *doorStream) PrepareWait() {}
 func (s *doorStream) Post() {
 	s.worker.events <- func() {

@@ -19,6 +19,9 @@ type metrics struct {
 	registry *prometheus.Registry
 
 	spoofed        prometheus.Counter
+	aliases        [numHeaders]prometheus.Counter // by the older name
+	duplicates     [numHeaders]prometheus.Counter
+	malformed      [numHeaders]prometheus.Counter
 	internalErrors *prometheus.CounterVec // where
 	reloads        *prometheus.CounterVec // result
 	configStale    prometheus.Gauge
@@ -36,6 +39,7 @@ type metrics struct {
 	unread      *prometheus.CounterVec // pool, cause
 	upstream    *prometheus.CounterVec // pool, status
 	failed      *prometheus.CounterVec // pool
+	answers     *prometheus.CounterVec // pool
 	pickSeconds *prometheus.HistogramVec
 	firstByte   *prometheus.HistogramVec
 	firstToken  *prometheus.HistogramVec
@@ -57,6 +61,20 @@ func newMetrics(version string) *metrics {
 	}
 	m.spoofed = counter("spoofed_headers_total",
 		"Requests with a header that would have chosen an endpoint; the header was removed.").WithLabelValues()
+	aliased := counter("alias_headers_total", "Requests in which an older name of a header counted, by that name.", "header")
+	duplicates := counter("duplicate_headers_total", "Requests with a control header more than once, of which the last counted.", "header")
+	malformed := counter("malformed_headers_total", "Requests with a header whose value can't be read and was ignored.", "header")
+	for _, a := range aliases {
+		m.aliases[a.alias] = aliased.WithLabelValues(headerNames[a.alias])
+	}
+	for h := range headerNames {
+		if control>>h&1 == 1 {
+			m.duplicates[h] = duplicates.WithLabelValues(headerNames[h])
+		}
+	}
+	for _, h := range []header{hdrSLOTTFT, hdrSLOTPOT, hdrInferenceTTL} {
+		m.malformed[h] = malformed.WithLabelValues(headerNames[h])
+	}
 	m.internalErrors = counter("internal_errors_total", "Faults of shunt's own, by where they were caught.", "where")
 	m.reloads = counter("config_reloads_total", "Configurations taken and refused.", "result")
 	m.configStale = prometheus.NewGauge(prometheus.GaugeOpts{
@@ -84,6 +102,7 @@ func newMetrics(version string) *metrics {
 	m.refusals = counter("refusals_total", "Requests refused as invalid, by error code.", "pool", "code")
 	m.faults = counter("endpoint_faults_total", "Requests that an endpoint reset before response headers or refused to connect.", "pool", "kind")
 	m.moved = counter("moved_total", "Requests that another endpoint than the picked one served.", "pool")
+	m.answers = counter("answers_total", "Requests for the list of models, or for one of them, that were answered without an engine.", "pool")
 	m.pickSeconds = histogram("pick_seconds", "Time from the whole request to the pick.", 250e-9, 16)
 	m.firstByte = histogram("first_byte_seconds", "Time from the pick to the response headers.", 1e-3, 18)
 	m.firstToken = histogram("first_token_seconds", "Time from the pick to the first event with generated content, of streams.", 1e-3, 18)
@@ -98,6 +117,7 @@ type poolCounters struct {
 	drops       [numDropReasons]prometheus.Counter
 	faults      [2]prometheus.Counter
 	moved       prometheus.Counter
+	answers     prometheus.Counter
 	pickSeconds prometheus.Observer
 	firstByte   prometheus.Observer
 	firstToken  prometheus.Observer
@@ -115,6 +135,7 @@ const numPolicies = scorer.NumLabels
 func (m *metrics) forPool(name string) *poolCounters {
 	c := &poolCounters{
 		moved:       m.moved.WithLabelValues(name),
+		answers:     m.answers.WithLabelValues(name),
 		pickSeconds: m.pickSeconds.WithLabelValues(name),
 		firstByte:   m.firstByte.WithLabelValues(name),
 		firstToken:  m.firstToken.WithLabelValues(name),

@@ -12,13 +12,15 @@ import (
 // TestModelSeries: metrics carry the model asked for and the one the engine
 // got, and names that clients make up are one series.
 func TestModelSeries(t *testing.T) {
-	w := newWorld(t, "")
+	w := newWorld(t, "models: {known: [{name: m, aliases: [alias]}]}\nrewrites: [{matches: [{model: old}], targets: [{model: n}]}]")
 	w.publishInput("default", pool.Input{Complete: true, Fresh: true, Endpoints: []pool.Endpoint{ep(1, "m", "n"), ep(2)}, Known: []string{"known"}})
 	for _, c := range []struct{ asked, target, label, targetLabel string }{
 		{"m", "m", "m", "m"},
 		{"", "", "", ""},
 		{"known", "m", "known", "m"},
 		{"", "m", "", "m"},
+		{"alias", "m", "alias", "m"},
+		{"old", "n", "old", "n"},
 		{"made up", "m", "other", "m"},
 		{"made up too", "m", "other", "m"},
 		{"made up", "made up", "other", "other"},

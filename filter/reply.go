@@ -30,8 +30,8 @@ var scanners = sync.Pool{New: func() any { return new(openai.Scan) }}
 func (r *Request) drop(reason DropReason, message string, v *Verdict) {
 	r.pool.counters.drops[reason].Inc()
 	status := reason.Status()
-	v.Action = Reply
-	v.Destination = ""
+	v.Action, v.Destination = Reply, ""
+	v.unchange()
 	v.text("reason", reason.String())
 	r.nameModels(v)
 	v.Reply.Status = status
@@ -46,13 +46,30 @@ func (r *Request) drop(reason DropReason, message string, v *Verdict) {
 // refuse ends the request with an error that its client has to mend.
 func (r *Request) refuse(status int, code, message, param string, v *Verdict) {
 	r.pool.counters.refused(code)
-	v.Action = Reply
-	v.Destination = ""
+	v.Action, v.Destination = Reply, ""
+	v.unchange()
 	v.text("reason", code)
 	r.nameModels(v)
 	v.Reply.Status = status
 	const invalidArgument = 3
 	r.reply(status, code, message, param, invalidArgument, v)
+	r.word.Store(stateDone)
+}
+
+// reasonAnswer is the metadata reason of what is answered from the pool: no
+// error, but a reply of ours, by which Envoy's local_reply_config knows it.
+const reasonAnswer = "models"
+
+// serve ends the request with what it asked for.
+func (r *Request) serve(body []byte, v *Verdict) {
+	r.pool.counters.answers.Inc()
+	v.Action, v.Destination = Reply, ""
+	v.unchange()
+	v.text("reason", reasonAnswer)
+	v.Reply.Status = 200
+	v.Reply.Details = detailsPrefix + reasonAnswer
+	v.Reply.Headers = append(v.Reply.Headers, Header{"content-type", "application/json"})
+	v.Reply.Body = body
 	r.word.Store(stateDone)
 }
 
@@ -62,6 +79,7 @@ func (r *Request) nameModels(v *Verdict) {
 	if r.model != r.asked {
 		v.text("target_model", r.model)
 	}
+	r.tellIdentity(v)
 }
 
 func (r *Request) reply(status int, code, message, param string, grpc int, v *Verdict) {
@@ -133,6 +151,9 @@ func (r *Request) routeAnyway(where string, v *Verdict) (ok bool) {
 			ok = false
 		}
 	}()
+	if r.model != r.asked && (where == "headers" || where == "body") {
+		return false // the verdict that would have rewritten it is lost
+	}
 	snap := r.pool.holder.Load()
 	candidates := snap.All()
 	if r.model != "" {

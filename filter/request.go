@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"math/rand/v2"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -13,6 +14,10 @@ import (
 
 // Host is what a door does for one request beside its callbacks.
 type Host interface {
+	// Metadata returns a string of Envoy's dynamic metadata, "" where there is
+	// none. It is called on the request's worker, in Headers, and may be borrowed
+	// for the callback.
+	Metadata(namespace, key string) string
 	// PrepareWait is called on the request's worker before the request waits.
 	PrepareWait()
 	// Post leads to one call of Request.Resume on the request's worker. Any
@@ -48,9 +53,13 @@ type Request struct {
 	rules     *openai.Endpoint
 	policy    *scorer.Policy
 	subset    string
+	identity  identity
+	rewrite   string           // the model that the client asks to be given instead, "" for none
+	id        string           // in the path, of what the request asks about
 	asked     string           // the model that the client named, "" for none
 	model     string           // the model that the engine gets: asked, or what it was rewritten to; "" for none
 	size      int64            // of the body, while it waits
+	sized     bool             // the body's length is announced
 	held      pool.Reservation // of the endpoint it was sent to
 	prompt    int64            // its tokens, as far as its bytes tell
 	text      int64            // its bytes, 0 where it was given as token ids
@@ -81,6 +90,9 @@ func (r *Request) Headers(h *Head, endStream bool, route *Route, v *Verdict) {
 		r.test = strings.Clone(h.Test)
 	}
 
+	if (h.seen&aliasBits)|h.again != 0 {
+		r.countHeaders(h)
+	}
 	strip := uint32(spoofable)
 	if set.cfg.SubsetHeader {
 		strip &^= 1 << hdrDestinationSubset
@@ -92,6 +104,9 @@ func (r *Request) Headers(h *Head, endStream bool, route *Route, v *Verdict) {
 	if !disabled && !set.cfg.ForwardControlHeaders {
 		strip |= control
 	}
+	if set.cfg.TrustMetadata != "" {
+		strip |= identityBits
+	}
 	v.Remove = h.removals(strip, v.Remove)
 	if disabled {
 		r.word.Store(stateDone)
@@ -101,15 +116,15 @@ func (r *Request) Headers(h *Head, endStream bool, route *Route, v *Verdict) {
 		return
 	}
 
-	if !h.Tunnel {
-		r.rules = openai.Lookup(h.Method, h.Path, nil)
-	}
-	if r.rules == nil { // nothing in the payload would change the pick
-		r.policy = scorer.LeastRequest()
-		r.size = max(0, h.ContentLength) // what is held if it waits
-		r.decide(now, v)
+	r.identify(h)
+	if id := r.lookup(h); !r.readsBody() {
+		r.byHeaders(h, id, now, v)
 		return
 	}
+	if !r.readRewrite(h, v) {
+		return
+	}
+	r.sized = h.ContentLength >= 0
 	limit := int64(set.cfg.Limits.RequestBody)
 	switch {
 	case h.ContentLength > limit:
@@ -168,7 +183,9 @@ func (r *Request) Body(chunks [][]byte, v *Verdict) {
 	inject(r.test, "body")
 	scan := scanners.Get().(*openai.Scan)
 	defer scanners.Put(scan)
-	scan.Reset(r.rules.Rules, r.set.scan)
+	options := r.set.scan
+	options.ModelOptional = r.set.rewriter.supplies(r.rewrite)
+	scan.Reset(r.rules.Rules, options)
 	r.size = 0
 	for _, c := range chunks {
 		r.size += int64(len(c))
@@ -180,8 +197,9 @@ func (r *Request) Body(chunks [][]byte, v *Verdict) {
 		return
 	}
 	snap := r.pool.holder.Load()
-	r.asked = ownName(snap, result.Model)
-	r.model = r.asked
+	if r.setModels(snap, result.Model, r.rewrite, rand.Uint64()) {
+		r.editModel(&result, v)
+	}
 	r.streams, r.maxTokens = result.Stream, result.MaxTokens
 	r.estimate(&result)
 	r.decideOn(snap, r.gen.runtime.now(), v)
@@ -216,6 +234,9 @@ func (r *Request) decideOn(snap *pool.Snapshot, now time.Time, v *Verdict) {
 	if injecting && r.injectWait(now, v) {
 		return
 	}
+	if r.rules != nil && r.rules.From == openai.FromPool && r.answerModels(snap, now, v) {
+		return
+	}
 	candidates := snap.All()
 	if r.model != "" {
 		candidates = snap.ForModel(r.model)
@@ -234,12 +255,17 @@ func (r *Request) decideOn(snap *pool.Snapshot, now time.Time, v *Verdict) {
 	r.route(snap, index, now, v)
 }
 
+// starting reports whether the pool may yet learn of endpoints that it has from
+// its start.
+func (r *Request) starting(snap *pool.Snapshot, now time.Time) bool {
+	return !(snap.Complete && snap.Judged) && now.Before(r.pool.started.Add(r.set.cfg.StartupHold))
+}
+
 // noCandidates waits for a pool that is still starting, and else says whether
 // the model is unknown or only not served now.
 func (r *Request) noCandidates(snap *pool.Snapshot, candidates *pool.Candidates, now time.Time, v *Verdict) {
-	until := r.pool.started.Add(r.set.cfg.StartupHold)
-	if !(snap.Complete && snap.Judged) && now.Before(until) {
-		if r.wait(r.pool.queue, until, v) {
+	if r.starting(snap, now) {
+		if r.wait(r.pool.queue, r.pool.started.Add(r.set.cfg.StartupHold), v) {
 			if newer := r.pool.holder.Load(); newer != snap {
 				r.pool.published(newer) // it may have come before the queue had us
 			}
@@ -255,7 +281,7 @@ func (r *Request) noCandidates(snap *pool.Snapshot, candidates *pool.Candidates,
 	if candidates == nil {
 		r.pool.syncer.ModelMissing(r.model)
 		if snap.Complete && snap.Fresh && !snap.Uncertain && len(snap.Endpoints) > 0 && !snap.Known(r.model) {
-			r.refuse(r.set.cfg.Models.NotFoundStatus, codeModelNotFound, "model "+quote(r.model)+" does not exist", "model", v)
+			r.refuse(r.set.cfg.Models.NotFoundStatus, codeModelNotFound, r.missing(), "model", v)
 			return
 		}
 	}
@@ -316,6 +342,7 @@ func (r *Request) route(snap *pool.Snapshot, index []int32, now time.Time, v *Ve
 	v.Watch = r.watched()
 	v.text("model", r.asked)
 	v.text("target_model", r.model)
+	r.tellIdentity(v)
 	v.text("endpoint", e.Key)
 	v.text("pod", e.Pod)
 	v.text("policy", r.policy.String())

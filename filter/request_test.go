@@ -24,11 +24,11 @@ func route(t testing.TB, w *world, yaml string) *Route {
 func TestChoices(t *testing.T) {
 	const one, other = "10.0.0.1:8000", "10.0.0.9:8000"
 	picked := func(to, pod, policy string) string {
-		return "continue to=" + to + " model=m target_model=m endpoint=" + to + " pod=" + pod + " policy=" + policy
+		return "continue to=" + to + " model=m target_model=m fairness_id=default-flow endpoint=" + to + " pod=" + pod + " policy=" + policy
 	}
 	first := picked(one, "pod-1", "least-request")
 	const allow = "allowedPolicies: [random, least-kv-cache]\nforwardControlHeaders: true"
-	const gone = `reply reason=rejected-no-endpoints status=503 details=shunt_rejected-no-endpoints ` +
+	const gone = `reply reason=rejected-no-endpoints fairness_id=default-flow status=503 details=shunt_rejected-no-endpoints ` +
 		`<x-llm-d-request-dropped-reason:rejected-no-endpoints> <retry-after:N> <content-type:application/json> `
 	for _, c := range []struct {
 		name, config, route string
@@ -48,7 +48,7 @@ func TestChoices(t *testing.T) {
 		{"the last routing-strategy counts", allow, "", []string{"routing-strategy", "nonsense", "routing-strategy", "random"}, picked(one, "pod-1", "random")},
 		{"an empty routing-strategy", allow, "", []string{"routing-strategy", ""}, first},
 		{"another routing-strategy", allow, "", []string{"routing-strategy", "least-request"},
-			`reply reason=invalid_routing_strategy status=400 details=shunt_invalid_routing_strategy <content-type:application/json> ` +
+			`reply reason=invalid_routing_strategy fairness_id=default-flow status=400 details=shunt_invalid_routing_strategy <content-type:application/json> ` +
 				`{"error":{"message":"routing-strategy least-request is not allowed here; allowed: random, least-kv-cache","type":"invalid_request_error","code":"invalid_routing_strategy","param":null}}`},
 		{"a policy that can score nothing says so", "policy: least-kv-cache", "", nil, picked(one, "pod-1", "least-kv-cache") + " fallback=random"},
 		{"explained", "policy: least-kv-cache\nexplain: {header: true}\nforwardControlHeaders: true", "", []string{"x-shunt-explain", "1"},
@@ -128,9 +128,9 @@ func TestWhoNeedsABody(t *testing.T) {
 	w := newWorld(t, "policy: random\nlimits: {requestBody: 1KiB}")
 	w.publish("default", ep(1, "m"))
 	const (
-		atOnce   = "continue to=10.0.0.1:8000 endpoint=10.0.0.1:8000 pod=pod-1 policy=least-request"
+		atOnce   = "continue to=10.0.0.1:8000 fairness_id=default-flow endpoint=10.0.0.1:8000 pod=pod-1 policy=least-request"
 		needBody = "need body 1024"
-		tooLarge = `reply reason=request_too_large status=413 details=shunt_request_too_large <content-type:application/json> ` +
+		tooLarge = `reply reason=request_too_large fairness_id=default-flow status=413 details=shunt_request_too_large <content-type:application/json> ` +
 			`{"error":{"message":"the request body is over the limit of 1KiB (limits.requestBody)","type":"invalid_request_error","code":"request_too_large","param":null}}`
 	)
 	for _, c := range []struct {
@@ -147,7 +147,7 @@ func TestWhoNeedsABody(t *testing.T) {
 		{"length far over the limit", post(chatPath, "content-length", "9223372036854775807"), false, tooLarge},
 		{"length that no number holds", post(chatPath, "content-length", "9223372036854775808"), false, needBody},
 		{"length of a body nobody reads", post("/v1/files", "content-length", "5000"), false, atOnce},
-		{"GET", head(":method", "GET", ":path", "/v1/models"), true, atOnce},
+		{"GET", head(":method", "GET", ":path", "/version"), true, atOnce},
 		{"GET with a body", head(":method", "GET", ":path", chatPath), false, atOnce},
 		{"unknown path", post("/v1/unknown"), false, atOnce},
 		{"no path", head(), true, atOnce},

@@ -110,6 +110,8 @@ type settings struct {
 	allowed map[string]*scorer.Policy
 	costs   *scorer.Costs
 	scan    openai.Options
+
+	rewriter *rewriter
 }
 
 // Generation is one filter configuration of the host: the background work
@@ -234,6 +236,7 @@ func (rt *Runtime) settingsLocked(cfg *config.Config, pools map[string]*Pool) (*
 		return nil, fmt.Errorf("allowedPolicies: %w", err)
 	}
 	set.costs = cfg.CostList()
+	set.rewriter = newRewriter(cfg)
 	set.scan = openai.Options{MaxDepth: cfg.Limits.JSONDepth}
 	return set, nil
 }

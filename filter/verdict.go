@@ -3,6 +3,8 @@ package filter
 import (
 	"math/bits"
 	"slices"
+
+	"github.com/shuntproxy/shunt/internal/openai"
 )
 
 // Action is what a door does with a request after a call into the core.
@@ -29,6 +31,10 @@ type Verdict struct {
 	BodyLimit int64
 	// Remove lists request headers (or trailers) to remove, all of each name.
 	Remove []string
+	// Set lists request headers to set, in place of all of each name.
+	Set []Header
+	// Body, where its With is not nil, changes the request's body.
+	Body openai.Edit
 	// Destination, if set, replaces the header HeaderDestination and the string
 	// of that key in the dynamic metadata namespace MetadataLB.
 	Destination string
@@ -74,10 +80,15 @@ type LocalReply struct {
 // Reset makes a Verdict ready for the next call.
 func (v *Verdict) Reset() {
 	*v = Verdict{
-		Remove: v.Remove[:0], Metadata: v.Metadata[:0], Edits: v.Edits[:0], ResponseHeaders: v.ResponseHeaders[:0],
+		Remove: v.Remove[:0], Set: v.Set[:0], Metadata: v.Metadata[:0], Edits: v.Edits[:0], ResponseHeaders: v.ResponseHeaders[:0],
 		Reply: LocalReply{Headers: v.Reply.Headers[:0], Body: v.Reply.Body[:0]},
 	}
 }
+
+// unchange takes back what was to change in a request that is not sent.
+func (v *Verdict) unchange() { v.Set, v.Body = v.Set[:0], openai.Edit{} }
+
+func (v *Verdict) set(key, value string) { v.Set = append(v.Set, Header{key, value}) }
 
 func (v *Verdict) text(key, value string) {
 	if value != "" {

@@ -264,6 +264,8 @@ type racer struct {
 	resumes int
 }
 
+func (*racer) Metadata(string, string) string { return "" }
+
 func (r *racer) PrepareWait() {}
 func (r *racer) Post() {
 	r.posted.Add(1)

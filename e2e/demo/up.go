@@ -252,7 +252,7 @@ curl -i http://%[2]s/v1/chat/completions -H 'content-type: application/json' -H 
 # the same, streamed
 curl -N http://%[2]s/v1/chat/completions -H 'content-type: application/json' -d '{"model":"%[3]s","stream":true,"max_tokens":20,"messages":[{"role":"user","content":"hello"}]}'
 
-# what an engine lists
+# the models that requests may ask for, answered by shunt
 curl http://%[2]s/v1/models
 
 # how shunt sees each endpoint; its metrics for Prometheus

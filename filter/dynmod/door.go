@@ -149,6 +149,16 @@ type stream struct {
 	finished  bool
 }
 
+// Metadata implements filter.Host.
+func (s *stream) Metadata(namespace, key string) string {
+	var value C.shunt_buffer
+	if !C.shunt_metadata(s.envoy, (*C.char)(unsafe.Pointer(unsafe.StringData(namespace))), C.size_t(len(namespace)),
+		(*C.char)(unsafe.Pointer(unsafe.StringData(key))), C.size_t(len(key)), &value) {
+		return ""
+	}
+	return borrow(value.ptr, value.length)
+}
+
 // PrepareWait implements filter.Host.
 func (s *stream) PrepareWait() {
 	s.mu.Lock()

@@ -42,6 +42,7 @@ typedef struct {
   bool local_reply; // the response is not the upstream's
   bool answered;    // response headers of the upstream came
   bool complete;    // and its response to the end
+  bool in_body;     // we are in the body hook, whose chunk is not buffered yet
   bool watch;       // Go wants the response, or more of it
   uint16_t status;  // of the response
   int64_t limit, body; // bytes
@@ -67,6 +68,12 @@ static int64_t monotonic_ns(void) {
 
 void shunt_log(int level, const char* text, size_t length) {
   CB(log)((envoy_dynamic_module_type_log_level)level, (envoy_dynamic_module_type_module_buffer){text, length});
+}
+bool shunt_metadata(void* envoy, const char* ns, size_t ns_length, const char* key, size_t key_length,
+                    shunt_buffer* value) {
+  return CB(http_get_metadata_string)(envoy, envoy_dynamic_module_type_metadata_source_Dynamic,
+                                      (envoy_dynamic_module_type_module_buffer){ns, ns_length},
+                                      (envoy_dynamic_module_type_module_buffer){key, key_length}, value);
 }
 void* shunt_scheduler_new(void* envoy) { return CB(http_filter_scheduler_new)(envoy); }
 void shunt_scheduler_commit(void* scheduler) { CB(http_filter_scheduler_commit)(scheduler, 0); }
@@ -252,10 +259,13 @@ static void set_texts(envoy_t envoy, texts_t* texts) {
   texts->count = 0;
 }
 
+// By how much a rewritten body may be longer than the one that was accepted.
+#define EDIT_MARGIN 65536
+
 // raise_buffer_limit keeps Envoy from refusing what we accept: our own sum is
 // checked first.
 static void raise_buffer_limit(envoy_t envoy, int64_t limit) {
-  const uint64_t now = CB(http_get_buffer_limit)(envoy), need = (uint64_t)limit + 1;
+  const uint64_t now = CB(http_get_buffer_limit)(envoy), need = (uint64_t)limit + EDIT_MARGIN;
   if (now != 0 && now < need) {
     CB(http_set_buffer_limit)(envoy, need);
   }
@@ -276,6 +286,15 @@ static void apply(envoy_t envoy, stream_t* s, shunt_tape* tape, int action,
     case SHUNT_OP_REMOVE:
       CB(http_set_header)(envoy, kind, r.key, none);
       break;
+    case SHUNT_OP_SET:
+      CB(http_set_header)(envoy, KIND(RequestHeader), r.key, r.value);
+      break;
+    case SHUNT_OP_EDIT: {
+      uint64_t at[2];
+      memcpy(at, r.key.ptr, sizeof(at));
+      shunt_edit_body(envoy, s->in_body, at[0], at[1], r.value);
+      break;
+    }
     case SHUNT_OP_DESTINATION:
       set_destination(envoy, s, r.value, same_hook);
       break;
@@ -549,6 +568,7 @@ envoy_dynamic_module_type_on_http_filter_request_body_status envoy_dynamic_modul
     envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
     bool end_of_stream) {
   stream_t* s = (stream_t*)module;
+  s->in_body = true;
   if (s->state == STATE_HEADERS) {
     if (!end_of_stream && CB(http_get_body_size)(envoy, BODY_KIND(ReceivedRequestBody)) == s->announced) {
       // All is here, but of HTTP/1 the end comes apart. An answer before it
@@ -585,6 +605,7 @@ envoy_dynamic_module_type_on_http_filter_request_body_status envoy_dynamic_modul
 envoy_dynamic_module_type_on_http_filter_request_trailers_status envoy_dynamic_module_on_http_filter_request_trailers(
     envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module) {
   stream_t* s = (stream_t*)module;
+  s->in_body = false;
   if (s->state == STATE_HEADERS && late_headers(envoy, s) == SHUNT_REPLY) { // no body came after all
     return TRAILERS(StopIteration);
   }

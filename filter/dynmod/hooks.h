@@ -30,6 +30,8 @@ enum shunt_op {
   SHUNT_OP_HEADER = 7,      // key, value: a header of the reply
   SHUNT_OP_DETAILS = 8,     // value: response_code_details
   SHUNT_OP_BODY = 9,        // value: the reply's body, or its grpc-message
+  SHUNT_OP_EDIT = 11,       // key: uint64 offset and length in the request's body, value: what comes there instead
+  SHUNT_OP_SET = 10,        // key, value: request header to set; after those to remove
 };
 
 // A tape is a verdict as bytes. Go writes it into data and, if it needs more
@@ -49,6 +51,13 @@ typedef struct {
   uint32_t slot;
 } shunt_ref;
 
+bool shunt_metadata(void* envoy, const char* ns, size_t ns_length, const char* key, size_t key_length,
+                    shunt_buffer* value);
+// shunt_edit_body puts with in the place of length bytes at offset of the body
+// that Envoy holds of a request. body_hook says that the hook is the body's,
+// whose bytes are not buffered yet.
+void shunt_edit_body(void* envoy, bool body_hook, size_t offset, size_t length,
+                     envoy_dynamic_module_type_module_buffer with);
 void shunt_log(int level, const char* text, size_t length);
 void* shunt_scheduler_new(void* envoy);
 void shunt_scheduler_commit(void* scheduler);

@@ -21,6 +21,12 @@ func record(v *filter.Verdict, tape *C.shunt_tape) C.int {
 	for _, name := range v.Remove {
 		t.text(C.SHUNT_OP_REMOVE, name, "")
 	}
+	for _, h := range v.Set {
+		t.text(C.SHUNT_OP_SET, h.Key, h.Value)
+	}
+	if e := &v.Body; e.With != nil {
+		t.edit(e.Offset, e.Length, e.With)
+	}
 	if v.Destination != "" {
 		t.text(C.SHUNT_OP_DESTINATION, "", v.Destination)
 	}
@@ -83,6 +89,15 @@ func (t *recorder) words(op byte, key string, value uint64) {
 	t.head(op, len(key), 8)
 	t.at = append(t.at, key...)
 	t.at = binary.NativeEndian.AppendUint64(t.at, value)
+}
+
+// edit writes two numbers, as a key, and what takes the place of the bytes.
+func (t *recorder) edit(offset, length int64, with []byte) {
+	t.room(recordHead + 16 + len(with))
+	t.head(C.SHUNT_OP_EDIT, 16, len(with))
+	t.at = binary.NativeEndian.AppendUint64(t.at, uint64(offset))
+	t.at = binary.NativeEndian.AppendUint64(t.at, uint64(length))
+	t.at = append(t.at, with...)
 }
 
 func (t *recorder) head(op byte, key, value int) {

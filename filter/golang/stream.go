@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -93,7 +94,11 @@ func (s *stream) DecodeData(buffer api.BufferInstance, _ bool) (status api.Statu
 	} else {
 		// Bytes copies into Go memory; the copy is dropped on return, so that a
 		// request that waits holds none.
-		s.request.Body([][]byte{buffer.Bytes()}, &s.verdict)
+		body := buffer.Bytes()
+		s.request.Body([][]byte{body}, &s.verdict)
+		if e := &s.verdict.Body; e.With != nil {
+			_ = buffer.Set(slices.Concat(body[:e.Offset], e.With, body[e.Offset+e.Length:])) // never fails
+		}
 	}
 	return s.apply(api.Continue)
 }
@@ -114,6 +119,12 @@ func (s *stream) DecodeTrailers(trailers api.RequestTrailerMap) (status api.Stat
 	}
 	s.request.Body(nil, &s.verdict) // empty: DecodeData was skipped
 	return s.apply(api.Continue)
+}
+
+// Metadata implements filter.Host.
+func (s *stream) Metadata(namespace, key string) string {
+	text, _ := s.callbacks.StreamInfo().DynamicMetadata().Get(namespace)[key].(string) // else it is no text
+	return text
 }
 
 // PrepareWait implements filter.Host. Nothing is needed.
@@ -160,6 +171,9 @@ func (s *stream) apply(needBody api.StatusType) api.StatusType {
 	v := &s.verdict
 	for _, name := range v.Remove {
 		s.headers.Del(name)
+	}
+	for _, h := range v.Set {
+		s.headers.Set(h.Key, h.Value)
 	}
 	s.setMetadata()
 	switch v.Action {

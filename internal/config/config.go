@@ -23,6 +23,13 @@ type Config struct {
 	// one is required.
 	Pools Pools `json:"pools,omitempty"`
 
+	// Paths are those on which requests are understood.
+	Paths Paths `json:"paths,omitempty"`
+
+	// Rewrites give requests another model, by the model they ask for. The header
+	// x-llm-d-model-name-rewrite of a request beats them. Default: none.
+	Rewrites []Rewrite `json:"rewrites,omitempty"`
+
 	// Models says which model names are known and how endpoints are asked.
 	Models Models `json:"models,omitempty"`
 
@@ -64,6 +71,13 @@ type Config struct {
 
 	// Explain is what a client may see of a decision.
 	Explain Explain `json:"explain,omitempty"`
+
+	// TrustMetadata is a namespace of Envoy's dynamic metadata, written by a filter
+	// before shunt that knows who the client is. Its strings objective and
+	// fairness_id then count instead of the request's headers, which are removed,
+	// forwardControlHeaders or not: clients can't choose their priority. Default:
+	// "", and the headers count.
+	TrustMetadata string `json:"trustMetadata,omitempty"`
 
 	// ForwardControlHeaders passes the headers that steer shunt on to the engine.
 	// Default: false, and they are removed.
@@ -159,12 +173,59 @@ type File struct {
 	Path string `json:"path"`
 }
 
+// Paths are those on which requests are understood.
+type Paths struct {
+	// Prefixes may stand before the paths of the API: with /openai,
+	// /openai/v1/chat/completions is read like /v1/chat/completions. The path goes
+	// on as it came; prefix_rewrite in Envoy's route changes it. Default: /openai.
+	Prefixes []string `json:"prefixes,omitempty" default:"/openai"`
+
+	// Unknown is what becomes of a request to a path that shunt does not know:
+	// route (to the ready endpoint with the fewest requests, whatever model it
+	// serves) or reject (404). Reject also closes the engines' own paths, such as
+	// /metrics and /health, to clients. Default: route.
+	Unknown string `json:"unknown,omitempty" default:"route" jsonschema:"enum=route,enum=reject"`
+}
+
+// Rewrite is one rule. A rule that names a request's model beats the one that
+// matches all, wherever it stands in the list.
+type Rewrite struct {
+	// Matches are the models the rule is for. Default: none, and the rule is for
+	// every model, and for requests that name none.
+	Matches []RewriteMatch `json:"matches,omitempty"`
+
+	// Targets are the models to ask the engine for instead. With several each
+	// request goes to one at random, by weight. Required.
+	Targets []RewriteTarget `json:"targets"`
+}
+
+// RewriteMatch is a condition on a request.
+type RewriteMatch struct {
+	// Model is the model that the request names. Required.
+	Model string `json:"model"`
+}
+
+// RewriteTarget is a model to ask for.
+type RewriteTarget struct {
+	// Model is its name. Required.
+	Model string `json:"model"`
+
+	// Weight is its share of the requests, 1 to 1000000: all targets of a rule have
+	// one, or none has. Default: 0, and all have the same share.
+	Weight int `json:"weight,omitempty" default:"0"`
+}
+
 // Models says what is known about model names.
 type Models struct {
 	// Discover asks endpoints for GET /v1/models: when one becomes ready, every
 	// 30s, and when a request's model is not found. Off, an endpoint without a
 	// model label serves any model. Default: true.
 	Discover bool `json:"discover,omitempty" default:"true"`
+
+	// List answers GET /v1/models and /v1/models/ID with the models of the pool's
+	// endpoints, and with those that known and rewrites name. Off, an engine
+	// answers for itself. Default: true.
+	List bool `json:"list,omitempty" default:"true"`
 
 	// Memory is how long a model stays known after the last endpoint of it was
 	// seen: a request for it meanwhile is 503, not NotFoundStatus. 0s to 24h.
@@ -184,6 +245,10 @@ type Models struct {
 type KnownModel struct {
 	// Name is the model as requests name it. Required.
 	Name string `json:"name"`
+
+	// Aliases are other names that requests may use for it: the engine is asked for
+	// Name, and the answer names the alias again. Default: none.
+	Aliases []string `json:"aliases,omitempty"`
 
 	// Adapters are further model names (LoRA adapters) that each endpoint serving
 	// Name also serves, before its own metrics list them. Default: none.
@@ -399,6 +464,12 @@ type Metrics struct {
 const (
 	OnErrorReject = "reject"
 	OnErrorRoute  = "route"
+)
+
+// Values of Paths.Unknown.
+const (
+	UnknownRoute  = "route"
+	UnknownReject = "reject"
 )
 
 // DestinationOriginalDst is the value of Config.Destination for a cluster that

@@ -94,7 +94,8 @@ func TestDefaults(t *testing.T) {
 	got := mustParse(t, "pools: {default: {static: []}}")
 	want := &Config{
 		Pools:            Pools{{Name: "default", Static: []Endpoint{}}},
-		Models:           Models{Discover: true, Memory: 10 * time.Minute, NotFoundStatus: 400},
+		Paths:            Paths{Prefixes: []string{"/openai"}, Unknown: "route"},
+		Models:           Models{Discover: true, List: true, Memory: 10 * time.Minute, NotFoundStatus: 400},
 		Policy:           Policy{Text: "least-request"},
 		Guards:           Guards{Wedged: true, Pushback: true, WarmUp: "auto"},
 		SlowStart:        10 * time.Second,

@@ -263,6 +263,8 @@ func setScalar(into reflect.Value, text string) error {
 		return err
 	}
 	switch into.Kind() {
+	case reflect.Slice: // of a default tag
+		into.Set(reflect.ValueOf(strings.Split(text, ",")))
 	case reflect.String:
 		into.SetString(text)
 	case reflect.Bool:

@@ -75,7 +75,7 @@ func generateSchema(t *testing.T) []byte {
 	part.Definitions, part.Version, part.ID = nil, "", ""
 	schema.Definitions["PolicyPart"] = part
 	schema.Definitions["Config"] = schema
-	for _, typ := range []any{Config{}, PolicyPart{}, Guards{}, PrefixCache{}, CostPoint{}, Models{}, Scrape{}, ScrapeTLS{}, Prometheus{}, PrometheusLabels{}, PrometheusTLS{}, Limits{}, Explain{}, Health{}, Runtime{}, Admin{}, Metrics{}} {
+	for _, typ := range []any{Config{}, Paths{}, RewriteTarget{}, PolicyPart{}, Guards{}, PrefixCache{}, CostPoint{}, Models{}, Scrape{}, ScrapeTLS{}, Prometheus{}, PrometheusLabels{}, PrometheusTLS{}, Limits{}, Explain{}, Health{}, Runtime{}, Admin{}, Metrics{}} {
 		addDefaults(t, schema.Definitions[reflect.TypeOf(typ).Name()], reflect.TypeOf(typ))
 	}
 	delete(schema.Definitions, "Config")
@@ -121,6 +121,8 @@ func addDefaults(t *testing.T, schema *reflectschema.Schema, typ reflect.Type) {
 		}
 		property.Default = value
 		switch field.Type.Kind() {
+		case reflect.Slice:
+			property.Default = strings.Split(value, ",")
 		case reflect.Bool:
 			property.Default = value == "true"
 		case reflect.Int, reflect.Int64:

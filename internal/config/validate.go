@@ -30,7 +30,9 @@ func validate(cfg *Config, dec *decoder) Problems {
 	c := &checker{dec: dec}
 	c.pools(cfg.Pools)
 	c.scoring(cfg)
+	c.paths(cfg.Paths)
 	c.models(cfg.Models)
+	c.rewrites(cfg.Rewrites, cfg.Models)
 	c.scrape(cfg.Scrape)
 	c.prometheus(cfg.Prometheus)
 	c.limits(cfg.Limits)
@@ -142,6 +144,9 @@ func (c *checker) models(m Models) {
 	for i, known := range m.Known {
 		at := indexPath("models.known", i)
 		name(at+".name", known.Name)
+		for j, alias := range known.Aliases {
+			name(indexPath(at+".aliases", j), alias)
+		}
 		for j, adapter := range known.Adapters {
 			name(indexPath(at+".adapters", j), adapter)
 		}

@@ -16,24 +16,42 @@ type Rules struct {
 type requirement struct {
 	name   string
 	kinds  Kind
-	filled bool // "", {} and [] are refused
+	filled Kind // of these, "", {} and [] are refused
 }
 
 // want says what a requirement wants, in words.
 func (q *requirement) want() string {
-	if q.filled {
+	switch q.filled {
+	case 0:
+		return q.kinds.String()
+	case q.kinds:
 		return q.kinds.String() + " (not empty)"
+	default: // the kinds are named in this order
+		return (q.kinds &^ q.filled).String() + " or " + q.filled.String() + " (not empty)"
 	}
-	return q.kinds.String()
 }
+
+// Source says where a request of an endpoint says what it is for.
+type Source uint8
+
+// The sources.
+const (
+	FromBody  Source = iota // its model is a field of a JSON body
+	FromForm                // its model is a field of a multipart form
+	FromQuery               // its model is a parameter of the path's query
+	FromStore               // it names a stored response by its id: only the engine that made it has it
+	FromPool                // it asks which models there are
+)
 
 // Endpoint is one row of the table of inference endpoints.
 type Endpoint struct {
 	// Name is the path without the version, as used in metrics.
 	Name string
-	// Path is the path this row stands for.
+	// Path is the path this row stands for. If it ends in a slash, what follows is an id.
 	Path string
-	// Rules are never nil.
+	// From says where the model is found.
+	From Source
+	// Rules are never nil in rows FromBody and FromForm.
 	Rules *Rules
 	// Streams says that the endpoint answers with server-sent events when asked to by "stream".
 	Streams bool
@@ -88,51 +106,56 @@ func streaming(reqs []requirement, fields ...branch) *Rules {
 }
 
 var (
-	chatRules = streaming([]requirement{{"messages", KindArray, true}},
+	chatRules = streaming([]requirement{{"messages", KindArray, KindArray}},
 		at("messages", need(0, messages)), at("tools", preambleText))
-	completionRules = streaming([]requirement{{"prompt", KindString | KindArray, false}},
+	completionRules = streaming([]requirement{{"prompt", KindString | KindArray, 0}},
 		at("prompt", need(0, prompts)), at("prompt_embeds", instead(0, plain)))
-	responseRules = streaming([]requirement{{"input", KindString | KindArray, true}},
+	responseRules = streaming([]requirement{{"input", KindString | KindArray, KindString | KindArray}},
 		at("input", need(0, do(actString, uint8(LanePrompt)).with(messages))),
 		at("instructions", preambleText), at("tools", preambleText))
-	messageRules = streaming([]requirement{{"messages", KindArray, true}},
+	messageRules = streaming([]requirement{{"messages", KindArray, KindArray}},
 		at("messages", need(0, messages)), at("system", preambleText), at("tools", preambleText))
-	countRules = rules([]requirement{{"messages", KindArray, true}},
+	countRules = rules([]requirement{{"messages", KindArray, KindArray}},
 		at("messages", need(0, messages)), at("system", preambleText), at("tools", preambleText))
 	// vLLM also takes a conversation where OpenAI takes input.
-	inputRules = rules([]requirement{{"input", KindString | KindArray, true}},
+	inputRules = rules([]requirement{{"input", KindString | KindArray, KindString | KindArray}},
 		at("input", need(0, prompts)), at("messages", instead(0, messages)))
-	poolingRules = rules([]requirement{{"input", KindString | KindArray, true}},
+	poolingRules = rules([]requirement{{"input", KindString | KindArray, KindString | KindArray}},
 		at("input", need(0, prompts)), at("messages", instead(0, messages)), at("data", instead(0, plain)))
 	rerankRules = rules([]requirement{
-		{"query", KindString | KindObject | KindArray, false}, {"documents", KindArray | KindObject, true}},
+		{"query", KindString | KindObject | KindArray, 0}, {"documents", KindArray | KindObject, KindArray | KindObject}},
 		at("query", need(0, promptText)), at("documents", need(1, texts)))
-	tokenizeRules = rules([]requirement{{"prompt", KindString, false}},
+	tokenizeRules = rules([]requirement{{"prompt", KindString, 0}},
 		at("prompt", need(0, do(actString, uint8(LanePrompt)))), at("messages", instead(0, messages)))
-	detokenizeRules = rules([]requirement{{"tokens", KindArray, false}}, at("tokens", need(0, plain)))
+	detokenizeRules = rules([]requirement{{"tokens", KindArray, 0}}, at("tokens", need(0, plain)))
 	imageRules      = rules(nil)
 	decisionRules   = rules([]requirement{
-		{"input", KindString | KindObject | KindArray, true}, {"questions", KindArray, true}},
+		{"input", KindString | KindObject | KindArray, KindString | KindObject | KindArray}, {"questions", KindArray, KindArray}},
 		at("input", need(0, promptText)), at("questions", need(1, plain)))
 	systemOneRules = rules([]requirement{
-		{"state", KindString | KindObject | KindArray, false}, {"questions", KindObject, true}},
+		{"state", KindString | KindObject | KindArray, 0}, {"questions", KindObject, KindObject}},
 		at("state", need(0, promptText)), at("questions", need(1, plain)))
 )
 
 // scoreRules are those of SGLang's /v1/score. vLLM serves the same path with other names, which its own schema
 // judges.
 var scoreRules = rules([]requirement{
-	{"query", KindString | KindArray, false}, {"items", KindString | KindArray, true}},
+	{"query", KindString | KindArray, 0}, {"items", KindString | KindArray, KindArray}},
 	at("query", need(0, do(actString, uint8(LanePrompt)).with(each(do(actPrompt, uint8(LanePrompt)))))),
 	at("queries", instead(0, plain)), at("text_1", instead(0, plain)), at("data_1", instead(0, plain)),
 	at("items", need(1, plain)),
 	at("documents", instead(1, plain)), at("text_2", instead(1, plain)), at("data_2", instead(1, plain)))
 
-// endpoints is the table; nothing writes to it. Multipart endpoints are not in it: their bodies are not JSON.
+// formRules are those of the audio endpoints, whose body is a form.
+var formRules = rules(nil)
+
+// endpoints is the table; nothing writes to it. Rows with a body hold for POST, rows FromPool for GET, FromQuery for
+// both, FromStore for all methods but a browser's OPTIONS.
 var endpoints = []Endpoint{
 	{Name: "chat/completions", Path: "/v1/chat/completions", Rules: chatRules, Streams: true, Usage: true},
 	{Name: "completions", Path: "/v1/completions", Rules: completionRules, Streams: true, Usage: true},
 	{Name: "responses", Path: "/v1/responses", Rules: responseRules, Streams: true, Usage: true},
+	{Name: "responses/id", Path: "/v1/responses/", From: FromStore, Streams: true, Usage: true},
 	{Name: "messages", Path: "/v1/messages", Rules: messageRules, Streams: true, Usage: true, Style: StyleAnthropic},
 	{Name: "messages/count_tokens", Path: "/v1/messages/count_tokens", Rules: countRules, Usage: true, Style: StyleAnthropic},
 	{Name: "embeddings", Path: "/v1/embeddings", Rules: inputRules, Usage: true},
@@ -150,8 +173,13 @@ var endpoints = []Endpoint{
 	{Name: "detokenize", Path: "/detokenize", Rules: detokenizeRules},
 	{Name: "detokenize", Path: "/v1/detokenize", Rules: detokenizeRules},
 	{Name: "images/generations", Path: "/v1/images/generations", Rules: imageRules, Usage: true},
+	{Name: "audio/transcriptions", Path: "/v1/audio/transcriptions", From: FromForm, Rules: formRules, Streams: true, Usage: true},
+	{Name: "audio/translations", Path: "/v1/audio/translations", From: FromForm, Rules: formRules, Streams: true, Usage: true},
 	{Name: "decisions", Path: "/v1/decisions", Rules: decisionRules, Usage: true},
 	{Name: "systemone", Path: "/v1/systemone", Rules: systemOneRules, Usage: true},
+	{Name: "realtime", Path: "/v1/realtime", From: FromQuery},
+	{Name: "models", Path: "/v1/models", From: FromPool},
+	{Name: "models/id", Path: "/v1/models/", From: FromPool},
 }
 
 // Endpoints returns a copy of the table.
@@ -165,13 +193,48 @@ var byPath = func() map[string]*Endpoint {
 	return m
 }()
 
-// Lookup returns the endpoint that a request is for, nil if its body is none of ours to read: another method than
-// POST, or a path the table lacks. path is the :path header; its query and a trailing slash do not matter. A
-// prefix ("/openai") is one that may stand before the table's paths. Lookup is safe for concurrent use.
-func Lookup(method, path string, prefixes []string) *Endpoint {
-	if method != "POST" {
-		return nil
+// withID are the rows whose paths end in an id.
+var withID = func() (rows []*Endpoint) {
+	for i := range endpoints {
+		if strings.HasSuffix(endpoints[i].Path, "/") {
+			rows = append(rows, &endpoints[i])
+		}
 	}
+	return rows
+}()
+
+// Lookup returns the endpoint that a request is for, nil if shunt has no rules for it: another method than the
+// table's, or a path the table lacks. path is the :path header; its query and a trailing slash do not matter. A
+// prefix ("/openai", "/openai/") is one that may stand before the table's paths. id is what follows the path of a row
+// with an id: borrowed from path, or decoded. Lookup is safe for concurrent use.
+func Lookup(method, path string, prefixes []string) (e *Endpoint, id string) {
+	e, id = find(path, prefixes)
+	if e != nil && !e.holds(method) {
+		return nil, ""
+	}
+	return e, id
+}
+
+// Known reports whether the table has a path, for whatever method.
+func Known(path string, prefixes []string) bool {
+	e, _ := find(path, prefixes)
+	return e != nil
+}
+
+func (e *Endpoint) holds(method string) bool {
+	switch e.From {
+	case FromPool:
+		return method == "GET"
+	case FromQuery:
+		return method == "GET" || method == "POST"
+	case FromStore:
+		return method != "OPTIONS"
+	default:
+		return method == "POST"
+	}
+}
+
+func find(path string, prefixes []string) (*Endpoint, string) {
 	if i := strings.IndexByte(path, '?'); i >= 0 {
 		path = path[:i]
 	}
@@ -183,16 +246,50 @@ func Lookup(method, path string, prefixes []string) *Endpoint {
 		}
 	}
 	path = strings.TrimSuffix(path, "/")
-	if e := byPath[path]; e != nil {
-		return e
+	if e, id := exactly(path); e != nil {
+		return e, id
 	}
 	for _, prefix := range prefixes {
 		prefix = strings.TrimSuffix(prefix, "/")
 		if rest, ok := strings.CutPrefix(path, prefix); ok && prefix != "" {
-			if e := byPath[rest]; e != nil {
-				return e
+			if e, id := exactly(rest); e != nil {
+				return e, id
 			}
 		}
 	}
-	return nil
+	return nil, ""
+}
+
+func exactly(path string) (*Endpoint, string) {
+	if e := byPath[path]; e != nil {
+		return e, ""
+	}
+	for _, e := range withID {
+		if id, ok := strings.CutPrefix(path, e.Path); ok {
+			return e, id
+		}
+	}
+	return nil, ""
+}
+
+// Query returns the last non-empty value of a parameter in the query of a :path header, decoded, and where its
+// raw text is: path[from:to].
+func Query(path, name string) (value string, from, to int) {
+	at := strings.IndexByte(path, '?') + 1
+	if at == 0 {
+		return "", 0, 0
+	}
+	for rest := path[at:]; rest != ""; {
+		pair, after, _ := strings.Cut(rest, "&")
+		key, raw, _ := strings.Cut(pair, "=")
+		if k, err := url.QueryUnescape(key); err == nil && k == name {
+			if v, err := url.QueryUnescape(raw); err == nil && v != "" {
+				from = at + len(pair) - len(raw)
+				value, to = v, from+len(raw)
+			}
+		}
+		at += len(rest) - len(after)
+		rest = after
+	}
+	return value, from, to
 }

@@ -137,9 +137,10 @@ const (
 	maxKey   = 32 // longer keys match nothing
 	maxSlots = 4
 	maxReqs  = 4
-	// maxModel bounds a model's name in unescaped bytes: file system paths fit, prompts put there by mistake do not.
-	maxModel = 4096
 )
+
+// MaxModel bounds a model's name in unescaped bytes: file system paths fit, prompts put there by mistake do not.
+const MaxModel = 4096
 
 // reset makes m ready for a new value. Only what a run reads before writing it is cleared.
 func (m *machine) reset(prog []node, maxDepth int, sink Sink) {

@@ -3,6 +3,7 @@ package openai
 import (
 	"encoding/json"
 	"math/rand/v2"
+	"net/url"
 	"strings"
 	"testing"
 	"unsafe"
@@ -81,18 +82,90 @@ func TestLookup(t *testing.T) {
 		{"POST", "/v1/chat/completions/x", ""},
 		{"POST", "/openaiv1/completions", ""},
 		{"POST", "/other/v1/completions", ""},
+		{"POST", "/v1/audio/transcriptions", "audio/transcriptions"},
+		{"POST", "/openai/v1/audio/translations/?x=1", "audio/translations"},
+		{"GET", "/v1/models", "models"},
+		{"GET", "/v1/models/", "models"},
+		{"GET", "/openai/v1/models?x", "models"},
+		{"GET", "/v1/models/m", "models/id m"},
+		{"GET", "/v1/models/org/m", "models/id org/m"},
+		{"GET", "/v1/models/org%2Fm/", "models/id org/m"},
 		{"POST", "/v1/models", ""},
+		{"DELETE", "/v1/models/m", ""},
+		{"HEAD", "/v1/models", ""},
+		{"GET", "/v1/realtime?model=m", "realtime"},
+		{"POST", "/v1/realtime/", "realtime"},
+		{"DELETE", "/v1/realtime", ""},
+		{"GET", "/v1/realtime/x", ""},
+		{"GET", "/v1/responses/resp_1", "responses/id resp_1"},
+		{"DELETE", "/v1/responses/resp_1", "responses/id resp_1"},
+		{"POST", "/v1/responses/resp_1/cancel", "responses/id resp_1/cancel"},
+		{"GET", "/openai/v1/responses/resp_1/input_items?limit=1", "responses/id resp_1/input_items"},
+		{"OPTIONS", "/v1/responses/resp_1", ""},
+		{"GET", "/v1/responses", ""},
 		{"POST", "/", ""},
 		{"POST", "", ""},
 		{"POST", "?x", ""},
 	}
 	for _, tt := range tests {
 		got := ""
-		if e := Lookup(tt.method, tt.path, []string{"", "/openai", "/team/a/"}); e != nil {
+		if e, id := Lookup(tt.method, tt.path, []string{"", "/openai", "/team/a/"}); e != nil {
 			got = e.Name
+			if id != "" {
+				got += " " + id
+			}
 		}
 		if got != tt.want {
 			t.Errorf("%s %s: got %q, want %q", tt.method, tt.path, got, tt.want)
+		}
+	}
+}
+
+func TestKnown(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/v1/chat/completions": true, "/openai/v1/chat/completions/?a": true, "/v1/models/m": true, "/v1/realtime": true,
+		"/v1/audio/translations": true, "/v1/files": false, "/metrics": false, "/": false, "": false,
+	} {
+		if Known(path, []string{"/openai"}) != want {
+			t.Errorf("%s: known is %v", path, !want)
+		}
+	}
+}
+
+func TestQuery(t *testing.T) {
+	for path, want := range map[string]string{
+		"/v1/realtime":                    "",
+		"/v1/realtime?":                   "",
+		"/v1/realtime?model":              "",
+		"/v1/realtime?model=":             "",
+		"/v1/realtime?model=m":            "m",
+		"/v1/realtime?a=b&model=m&c=d":    "m",
+		"/v1/realtime?model=a&model=b":    "b",
+		"/v1/realtime?model=a&model=":     "a",
+		"/v1/realtime?mod%65l=org%2Fm+1":  "org/m 1",
+		"/v1/realtime?model=%zz":          "",
+		"/v1/realtime?models=x&xmodel=y":  "",
+		"/v1/realtime?&&model=m&":         "m",
+		"/v1/realtime?model=a=b":          "a=b",
+		"/v1/realtime?model=m?model=more": "m?model=more",
+	} {
+		got, from, to := Query(path, "model")
+		raw, err := url.QueryUnescape(path[from:to])
+		if got != want || err != nil || raw != want {
+			t.Errorf("%s: %q at %q", path, got, path[from:to])
+		}
+	}
+}
+
+func TestAppendModels(t *testing.T) {
+	const one = `{"id":"a\"b","object":"model","created":7,"owned_by":"shunt"}`
+	for want, names := range map[string][]string{
+		`{"object":"list","data":[]}`:                        nil,
+		`{"object":"list","data":[` + one + `]}`:             {`a"b`},
+		`{"object":"list","data":[` + one + `,` + one + `]}`: {`a"b`, `a"b`},
+	} {
+		if got := string(AppendModels(nil, names, 7)); got != want || !json.Valid([]byte(got)) {
+			t.Errorf("got %s, want %s", got, want)
 		}
 	}
 }
@@ -101,6 +174,9 @@ func TestLookup(t *testing.T) {
 func TestPrograms(t *testing.T) {
 	progs := map[string][]node{"response": responseProg}
 	for _, e := range endpoints {
+		if e.From != FromBody {
+			continue
+		}
 		progs[e.Name] = e.Rules.prog
 		if len(e.Rules.reqs) > maxReqs {
 			t.Errorf("%s: %d requirements", e.Name, len(e.Rules.reqs))

@@ -109,7 +109,7 @@ func (s *Scan) Finish() (Result, *Error) {
 	if m.fault != faultNone {
 		return r, m.syntaxError()
 	}
-	if m.modelKind == KindString && m.modelN <= maxModel {
+	if m.modelKind == KindString && m.modelN <= MaxModel {
 		name := m.model[:min(int(m.modelN), len(m.model))]
 		if len(m.modelLong) > 0 {
 			name = m.modelLong
@@ -148,9 +148,9 @@ func (s *Scan) checkModel() *Error {
 	case m.modelN == 0:
 		return &Error{Code: CodeInvalidValue, Param: "model", Offset: m.modelOff,
 			Message: fmt.Sprintf(`"model" is empty at byte %d; it must name a model`, m.modelOff)}
-	case m.modelN > maxModel:
+	case m.modelN > MaxModel:
 		return &Error{Code: CodeInvalidValue, Param: "model", Offset: m.modelOff,
-			Message: fmt.Sprintf(`"model" is longer than %d bytes`, maxModel)}
+			Message: fmt.Sprintf(`"model" is longer than %d bytes`, MaxModel)}
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ func (s *Scan) check(i int) *Error {
 	case kind&q.kinds == 0:
 		return &Error{Code: CodeInvalidValue, Param: q.name, Offset: -1,
 			Message: fmt.Sprintf("%q must be %s, got %s", q.name, q.want(), kind)}
-	case q.filled && m.reqEmpty>>i&1 == 1:
+	case kind&q.filled != 0 && m.reqEmpty>>i&1 == 1:
 		return &Error{Code: CodeInvalidValue, Param: q.name, Offset: -1,
 			Message: fmt.Sprintf("%q must not be empty", q.name)}
 	}

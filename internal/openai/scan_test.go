@@ -119,7 +119,7 @@ func TestScanErrors(t *testing.T) {
 		{"chat/completions", `{"model":{"model":"m"},"messages":[1]}`, CodeInvalidValue, "model", 9, `got an object`},
 		{"chat/completions", `{"model":true,"messages":[1]}`, CodeInvalidValue, "model", 9, `got a boolean`},
 		{"chat/completions", `{"model":"","messages":[1]}`, CodeInvalidValue, "model", 9, `empty`},
-		{"chat/completions", `{"model":"` + strings.Repeat("x", maxModel+1) + `","messages":[1]}`, CodeInvalidValue, "model", 9, `longer than`},
+		{"chat/completions", `{"model":"` + strings.Repeat("x", MaxModel+1) + `","messages":[1]}`, CodeInvalidValue, "model", 9, `longer than`},
 		{"chat/completions", `{"model":"a","messages":[1],"m\u006fdel":"a"}`, CodeDuplicateParameter, "model", 41, `second time at byte 41`},
 		{"chat/completions", `{"model":1,"model":"a","model":2}`, CodeDuplicateParameter, "model", 19, `second time at byte 19`},
 		{"chat/completions", `{"model":"m"}`, CodeMissingParameter, "messages", -1, `"messages" is required: an array (not empty)`},
@@ -149,6 +149,9 @@ func TestScanErrors(t *testing.T) {
 		{"score", `{"model":"m","items":["a"]}`, CodeMissingParameter, "query", -1, `required`},
 		{"score", `{"model":"m","query":"q"}`, CodeMissingParameter, "items", -1, `required`},
 		{"score", `{"model":"m","query":"q","items":[]}`, CodeInvalidValue, "items", -1, `empty`},
+		{"score", `{"model":"m","query":"q","items":{}}`, CodeInvalidValue, "items", -1, `a string or an array (not empty), got an object`},
+		{"score", `{"model":"m","query":{},"items":["a"]}`, CodeInvalidValue, "query", -1, `a string or an array, got an object`},
+		{"score", `{"query":"q","items":["a"]}`, CodeMissingParameter, "model", -1, `required`},
 	}
 	for _, tt := range tests {
 		body := tt.body
@@ -184,6 +187,8 @@ func TestScanAccepts(t *testing.T) {
 		{"systemone", `{"model":"m","state":[ 1, 2 ],"questions":{"a":null}}`, "[1,2]", ""},
 		{"score", `{"model":"m","query":"q","items":["a"]}`, "q", ""},
 		{"score", `{"model":"m","query":[1, 2],"items":"a"}`, "1,2", ""},
+		{"score", `{"model":"m","query":"q","items":""}`, "q", ""},
+		{"score", `{"model":"m","query":"q","items":[[1,2],[3]],"label_token_ids":[9454,2753],"apply_softmax":true,"stream":true}`, "q", ""},
 		{"score", `{"model":"m","text_1":"q","text_2":["a"]}`, "", ""},
 	}
 	for _, tt := range tests {
@@ -349,7 +354,7 @@ func FuzzScan(f *testing.F) {
 		if valid != (got.code != CodeInvalidJSON) {
 			t.Fatalf("encoding/json valid %v, scanner %q %s", valid, got.code, got.message)
 		}
-		if !valid || len(plain) != len(body) || !utf8.Valid(body) || int64(got.ModelLength) > maxModel {
+		if !valid || len(plain) != len(body) || !utf8.Valid(body) || int64(got.ModelLength) > MaxModel {
 			return
 		}
 		want := oracleChat(body, completions)

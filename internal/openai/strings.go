@@ -232,8 +232,8 @@ func (m *machine) takeSlow(b []byte) {
 func (m *machine) takeModel(b []byte) {
 	n := int(m.modelN) + len(b)
 	switch {
-	case n > maxModel:
-		m.modelN = maxModel + 1 // too long; stays so
+	case n > MaxModel:
+		m.modelN = MaxModel + 1 // too long; stays so
 		return
 	case n <= len(m.model):
 		copy(m.model[m.modelN:], b)
