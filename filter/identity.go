@@ -16,12 +16,20 @@ const (
 	trustedFairnessID = "fairness_id"
 )
 
-// identity is what a request says about who sent it and what it needs.
+// identity is what the headers of a request say about who sent it and what it
+// needs. Most have no more than a short fairness id: that has room in here.
 type identity struct {
-	// objective names an objective, "" for none. It is not borrowed.
-	objective string
-	// fairness is the fairness id; see fairnessID.
-	fairness shortText
+	n    uint8 // bytes in buf
+	buf  [39]byte
+	more *wishes // nil for none
+}
+
+// wishes are what few requests bring. Nothing of it is borrowed.
+type wishes struct {
+	objective string // "" for none
+	fairness  string // the fairness id, where it is too long for identity
+	rewrite   string // the model to be given instead of the one named, "" for none
+	id        string // in the path, of what the request asks about
 	// ttft and tpot are the goals for the first token and for each further one, 0
 	// for none.
 	ttft, tpot time.Duration
@@ -29,13 +37,44 @@ type identity struct {
 	ttl time.Duration
 }
 
+// noWishes are those of most requests; nothing writes to it.
+var noWishes wishes
+
+// wishes are what the request brings, to read.
+func (i *identity) wishes() *wishes {
+	if i.more == nil {
+		return &noWishes
+	}
+	return i.more
+}
+
+// wish is where to note what the request brings.
+func (i *identity) wish() *wishes {
+	if i.more == nil {
+		i.more = new(wishes)
+	}
+	return i.more
+}
+
 // fairnessID is the flow that the request shares with others of the same id.
 // It is valid as long as the request.
 func (i *identity) fairnessID() string {
-	if i.fairness.n == 0 {
+	switch {
+	case i.n > 0:
+		return unsafe.String(&i.buf[0], int(i.n)) // written once, in Headers
+	case i.more != nil && i.more.fairness != "":
+		return i.more.fairness
+	default:
 		return defaultFlow
 	}
-	return i.fairness.text()
+}
+
+func (i *identity) setFairnessID(id string) {
+	if len(id) > len(i.buf) {
+		i.wish().fairness = strings.Clone(id)
+		return
+	}
+	i.n = uint8(copy(i.buf[:], id))
 }
 
 // identify reads who sent a request and what it needs: of its headers or, where
@@ -43,32 +82,35 @@ func (i *identity) fairnessID() string {
 // metadata.
 func (r *Request) identify(h *Head) {
 	if ns := r.set.cfg.TrustMetadata; ns != "" {
-		r.identity.objective = strings.Clone(r.host.Metadata(ns, trustedObjective))
-		r.identity.fairness.set(r.host.Metadata(ns, trustedFairnessID))
+		if v := r.host.Metadata(ns, trustedObjective); v != "" {
+			r.identity.wish().objective = strings.Clone(v)
+		}
+		r.identity.setFairnessID(r.host.Metadata(ns, trustedFairnessID))
 	} else {
 		if v := h.value(hdrObjective); v != "" {
-			r.identity.objective = strings.Clone(v)
+			r.identity.wish().objective = strings.Clone(v)
 		}
-		r.identity.fairness.set(h.value(hdrFairnessID))
+		r.identity.setFairnessID(h.value(hdrFairnessID))
 	}
 	if h.seen&goals == 0 {
 		return
 	}
-	r.identity.ttft = r.milliseconds(h, hdrSLOTTFT)
-	r.identity.tpot = r.milliseconds(h, hdrSLOTPOT)
+	wish := r.identity.wish()
+	wish.ttft = r.milliseconds(h, hdrSLOTTFT)
+	wish.tpot = r.milliseconds(h, hdrSLOTPOT)
 	if v := h.value(hdrInferenceTTL); v != "" {
 		ttl, err := time.ParseDuration(v)
 		if err != nil || ttl < 0 {
 			r.gen.runtime.metrics.malformed[hdrInferenceTTL].Inc()
 		} else {
-			r.identity.ttl = ttl
+			wish.ttl = ttl
 		}
 	}
 }
 
 // tellIdentity writes metadata.
 func (r *Request) tellIdentity(v *Verdict) {
-	v.text("objective", r.identity.objective)
+	v.text("objective", r.identity.wishes().objective)
 	v.text("fairness_id", r.identity.fairnessID())
 }
 
@@ -118,27 +160,4 @@ func (r *Request) countHeaders(h *Head) {
 	for again := h.again & control; again != 0; again &= again - 1 {
 		m.duplicates[lowestBit(again)].Inc()
 	}
-}
-
-// shortText keeps a text that is mostly short without memory of its own.
-type shortText struct {
-	n    uint8 // bytes in buf; len(buf)+1 where it is long
-	buf  [46]byte
-	long string
-}
-
-func (t *shortText) set(s string) {
-	if len(s) > len(t.buf) {
-		t.n, t.long = uint8(len(t.buf)+1), strings.Clone(s)
-		return
-	}
-	t.n = uint8(copy(t.buf[:], s))
-}
-
-// text is valid as long as t, and until set.
-func (t *shortText) text() string {
-	if int(t.n) > len(t.buf) {
-		return t.long
-	}
-	return unsafe.String(&t.buf[0], int(t.n))
 }

@@ -51,7 +51,7 @@ var phases = map[string]func(t *testing.T, w *world, test string) *stream{
 }
 
 func TestPanicInADecision(t *testing.T) {
-	const rejected = ` reason=rejected-internal%s status=500 details=shunt_rejected-internal ` +
+	const rejected = ` reason=rejected-internal%s fairness_id=default-flow status=500 details=shunt_rejected-internal ` +
 		`<x-llm-d-request-dropped-reason:rejected-internal> <content-type:application/json> `
 	remove := "remove=" + strings.Join(spoofNames, ",")
 	for where, run := range phases {

@@ -52,7 +52,9 @@ func (r *Request) byHeaders(h *Head, id string, now time.Time, v *Verdict) {
 			r.rules = nil
 			break
 		}
-		r.id = strings.Clone(id)
+		if id != "" {
+			r.identity.wish().id = strings.Clone(id)
+		}
 	}
 	if leastRequest {
 		r.policy = scorer.LeastRequest()
@@ -69,10 +71,11 @@ func pathOnly(path string) string {
 // whether there is one. Where it is rewritten, so is the path.
 func (r *Request) modelFromQuery(h *Head, v *Verdict) bool {
 	asked, from, to := openai.Query(h.Path, "model")
-	if asked == "" && !r.set.rewriter.supplies(r.rewrite) {
+	header := r.identity.wishes().rewrite
+	if asked == "" && !r.set.rewriter.supplies(header) {
 		return false
 	}
-	if r.setModels(r.pool.holder.Load(), asked, r.rewrite, rand.Uint64()) {
+	if r.setModels(r.pool.holder.Load(), asked, header, rand.Uint64()) {
 		target := url.QueryEscape(r.model)
 		switch {
 		case asked != "":
@@ -98,15 +101,16 @@ func (r *Request) answerModels(snap *pool.Snapshot, now time.Time, v *Verdict) b
 	if len(names) == 0 && !(snap.Complete && len(snap.Endpoints) == 0) {
 		return false // they serve any model, and list none
 	}
-	if r.id == "" {
+	id := r.identity.wishes().id
+	if id == "" {
 		r.serve(openai.AppendModels(v.Reply.Body, names, r.pool.started.Unix()), v)
 		return true
 	}
-	if !slices.Contains(names, r.id) {
-		r.refuse(404, codeModelNotFound, "model "+quote(r.id)+" does not exist", "model", v)
+	if !slices.Contains(names, id) {
+		r.refuse(404, codeModelNotFound, "model "+quote(id)+" does not exist", "model", v)
 		return true
 	}
-	r.serve(openai.AppendModel(v.Reply.Body, r.id, r.pool.started.Unix()), v)
+	r.serve(openai.AppendModel(v.Reply.Body, id, r.pool.started.Unix()), v)
 	return true
 }
 

@@ -54,8 +54,6 @@ type Request struct {
 	policy    *scorer.Policy
 	subset    string
 	identity  identity
-	rewrite   string           // the model that the client asks to be given instead, "" for none
-	id        string           // in the path, of what the request asks about
 	asked     string           // the model that the client named, "" for none
 	model     string           // the model that the engine gets: asked, or what it was rewritten to; "" for none
 	size      int64            // of the body, while it waits
@@ -184,7 +182,7 @@ func (r *Request) Body(chunks [][]byte, v *Verdict) {
 	scan := scanners.Get().(*openai.Scan)
 	defer scanners.Put(scan)
 	options := r.set.scan
-	options.ModelOptional = r.set.rewriter.supplies(r.rewrite)
+	options.ModelOptional = r.set.rewriter.supplies(r.identity.wishes().rewrite)
 	scan.Reset(r.rules.Rules, options)
 	r.size = 0
 	for _, c := range chunks {
@@ -197,7 +195,7 @@ func (r *Request) Body(chunks [][]byte, v *Verdict) {
 		return
 	}
 	snap := r.pool.holder.Load()
-	if r.setModels(snap, result.Model, r.rewrite, rand.Uint64()) {
+	if r.setModels(snap, result.Model, r.identity.wishes().rewrite, rand.Uint64()) {
 		r.editModel(&result, v)
 	}
 	r.streams, r.maxTokens = result.Stream, result.MaxTokens

@@ -159,6 +159,6 @@ func (r *Request) readRewrite(h *Head, v *Verdict) bool {
 			strconv.Itoa(openai.MaxModel)+" bytes", headerNames[hdrModelRewrite], v)
 		return false
 	}
-	r.rewrite = strings.Clone(header)
+	r.identity.wish().rewrite = strings.Clone(header)
 	return true
 }
