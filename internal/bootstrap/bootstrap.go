@@ -79,7 +79,7 @@ func MetadataFields() []string {
 	return []string{
 		"model", "target_model", "endpoint", "pod", "policy", "fallback", "reason", "objective", "priority",
 		"fairness_id", "queue_ms", "pick_us", "ttft_ms", "prompt_tokens", "completion_tokens", "total_tokens",
-		"cached_tokens",
+		"cached_tokens", "usage",
 	}
 }
 
