@@ -24,6 +24,7 @@ type Config struct {
 	IdleTimeout Duration     `yaml:"idle_timeout" json:"idle_timeout"`           // idle connections are closed after it, as uvicorn does; 5s, negative = never
 	Fast        bool         `yaml:"fast" json:"fast"`                           // fixed small answer to every request, no model, nothing recorded
 	FastDelay   Duration     `yaml:"fast_delay" json:"fast_delay"`               // how long Fast waits before it answers
+	Compress    bool         `yaml:"compress" json:"compress"`                   // gzip answers that are no stream, for clients that accept it
 	Requests    int          `yaml:"recorded_requests" json:"recorded_requests"` // how many requests are remembered; 10,000
 	MaxBody     int64        `yaml:"max_body" json:"max_body"`                   // bytes; 256 MiB
 	Load        Load         `yaml:"load" json:"load"`                           // to start with

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -17,7 +16,7 @@ import (
 // bytesPerToken is the tokenizer of the simulation.
 const bytesPerToken = 4
 
-// completionBody are the fields of both endpoints that matter here.
+// completionBody are the fields of the generating endpoints that matter here.
 type completionBody struct {
 	Model    string `json:"model"`
 	Messages []struct {
@@ -25,29 +24,36 @@ type completionBody struct {
 		Content json.RawMessage `json:"content"`
 	} `json:"messages"`
 	Prompt        json.RawMessage `json:"prompt"`
+	Input         json.RawMessage `json:"input"`
+	System        json.RawMessage `json:"system"`
+	Instructions  json.RawMessage `json:"instructions"`
 	Stream        bool            `json:"stream"`
-	StreamOptions struct {
-		IncludeUsage bool `json:"include_usage"`
+	StreamOptions *struct {
+		IncludeUsage *bool `json:"include_usage"`
+		Continuous   bool  `json:"continuous_usage_stats"`
 	} `json:"stream_options"`
 	MaxTokens           *int `json:"max_tokens"`
 	MaxCompletionTokens *int `json:"max_completion_tokens"`
+	MaxOutputTokens     *int `json:"max_output_tokens"`
 	N                   int  `json:"n"`
 }
 
 // generation is one request for tokens.
 type generation struct {
-	chat   bool
-	usage  bool
-	model  string
-	id     string
-	prompt int // tokens
-	out    int // tokens
-	reason Reason
-	text   []byte // bytesPerToken a token
-	seq    *Seq
+	form       form
+	engine     string
+	usage      bool // at the end of a stream
+	continuous bool // and on each of its events
+	model      string
+	id         string
+	prompt     int // tokens
+	out        int // tokens
+	reason     Reason
+	text       []byte // bytesPerToken a token
+	seq        *Seq
 }
 
-func (x *exchange) generate(chat bool) {
+func (x *exchange) generate(f form) {
 	var body completionBody
 	if err := json.Unmarshal(x.body, &body); err != nil {
 		x.openAIError(http.StatusBadRequest, "body: "+err.Error(), "")
@@ -61,16 +67,23 @@ func (x *exchange) generate(chat bool) {
 		x.openAIError(http.StatusNotFound, "The model `"+body.Model+"` does not exist.", "model")
 		return
 	}
-	prompt, err := body.text(chat)
+	prompt, err := body.text(f)
 	if err != nil {
 		x.openAIError(http.StatusBadRequest, err.Error(), "")
 		return
 	}
-	g := generation{chat: chat, usage: body.StreamOptions.IncludeUsage, model: body.Model, out: x.s.cfg.Output, reason: Stop}
+	g := generation{form: f, engine: x.s.cfg.Engine, model: body.Model, out: x.s.cfg.Output, reason: Stop}
+	if o := body.StreamOptions; o != nil {
+		g.continuous = o.Continuous && g.engine != "xllm"
+		g.usage = o.IncludeUsage == nil && g.engine == "trtllm" || o.IncludeUsage != nil && *o.IncludeUsage
+	}
 	g.prompt = max((len(prompt)+bytesPerToken-1)/bytesPerToken, 1)
 	limit := body.MaxCompletionTokens
 	if limit == nil {
 		limit = body.MaxTokens
+	}
+	if f == formResponses {
+		limit = body.MaxOutputTokens
 	}
 	room := x.s.cfg.MaxModelLen - g.prompt
 	req := Request{N: body.N, Adapter: adapter}
@@ -131,9 +144,17 @@ func (s *Server) serves(model string) (adapter string, ok bool) {
 }
 
 // text is what a chat template would make of the body; a further turn extends it byte for byte.
-func (b *completionBody) text(chat bool) ([]byte, error) {
+func (b *completionBody) text(f form) ([]byte, error) {
 	var out []byte
-	if !chat {
+	switch f {
+	case formResponses:
+		if len(b.Input) == 0 {
+			return nil, errors.New("input: field required")
+		}
+		return appendText(appendText(nil, b.Instructions), b.Input), nil
+	case formMessages:
+		out = appendText(out, b.System)
+	case formCompletion:
 		if len(b.Prompt) == 0 {
 			return nil, errors.New("prompt: field required")
 		}
@@ -222,28 +243,6 @@ func quote(s string) string {
 	return string(b)
 }
 
-func (g *generation) usageJSON() string {
-	return fmt.Sprintf(`{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}`,
-		g.prompt, g.prompt+g.out, g.out, g.seq.Cached)
-}
-
-// answer is the whole body of an answer that isn't streamed. The text needs no escapes.
-func (g *generation) answer(begun time.Time) []byte {
-	var b bytes.Buffer
-	object, prefix := "text_completion", "cmpl-"
-	if g.chat {
-		object, prefix = "chat.completion", "chatcmpl-"
-	}
-	fmt.Fprintf(&b, `{"id":%s,"object":%q,"created":%d,"model":%s,"choices":[{"index":0,`, quote(prefix+g.id), object, begun.Unix(), quote(g.model))
-	if g.chat {
-		fmt.Fprintf(&b, `"message":{"role":"assistant","content":"%s"},`, g.text)
-	} else {
-		fmt.Fprintf(&b, `"text":"%s",`, g.text)
-	}
-	fmt.Fprintf(&b, `"logprobs":null,"finish_reason":%q,"stop_reason":null}],"usage":%s}`, g.reason, g.usageJSON())
-	return b.Bytes()
-}
-
 // stream sends one event per token, and says whether the sequence has ended.
 func (x *exchange) stream(g *generation, st *stream) bool {
 	if !x.pause(time.Duration(x.delays.BeforeHeaders)) {
@@ -255,17 +254,12 @@ func (x *exchange) stream(g *generation, st *stream) bool {
 	if !x.pause(time.Duration(x.delays.BeforeBody)) {
 		return false
 	}
-	object, prefix := "text_completion", "cmpl-"
-	if g.chat {
-		object, prefix = "chat.completion.chunk", "chatcmpl-"
-	}
-	head := fmt.Sprintf(`data: {"id":%s,"object":%q,"created":%d,"model":%s,"choices":[`, quote(prefix+g.id), object, x.begun.Unix(), quote(g.model))
-	open, first, end := `{"index":0,"text":"`, `{"index":0,"text":"`, `","logprobs":null,"finish_reason":null,"stop_reason":null}]}`+"\n\n"
-	last := `","logprobs":null,"finish_reason":"` + g.reason.String() + `","stop_reason":null}]}` + "\n\n"
-	if g.chat {
-		first, open = `{"index":0,"delta":{"role":"assistant","content":"`, `{"index":0,"delta":{"content":"`
-		end = `"},"logprobs":null,"finish_reason":null}]}` + "\n\n"
-		last = `"},"logprobs":null,"finish_reason":"` + g.reason.String() + `","stop_reason":null}]}` + "\n\n"
+	fr := g.frames(x.begun)
+	if fr.before != "" {
+		if _, err := x.w.Write([]byte(fr.before)); err != nil {
+			return false
+		}
+		_ = rc.Flush()
 	}
 	gap := time.Duration(x.delays.BetweenTokens)
 	cut := -1
@@ -294,18 +288,7 @@ func (x *exchange) stream(g *generation, st *stream) bool {
 			ready = min(ready, cut)
 		}
 		for buf = buf[:0]; sent < ready; sent++ {
-			buf = append(buf, head...)
-			if sent == 0 {
-				buf = append(buf, first...)
-			} else {
-				buf = append(buf, open...)
-			}
-			buf = append(buf, g.text[sent*bytesPerToken:(sent+1)*bytesPerToken]...)
-			if sent == g.out-1 {
-				buf = append(buf, last...)
-			} else {
-				buf = append(buf, end...)
-			}
+			buf = fr.token(buf, sent)
 		}
 		if _, err := x.w.Write(buf); err != nil {
 			return false
@@ -319,12 +302,7 @@ func (x *exchange) stream(g *generation, st *stream) bool {
 	if cut == g.out {
 		abortConn(x.r)
 	}
-	buf = buf[:0]
-	if g.usage {
-		buf = append(buf, head...)
-		buf = append(buf, `],"usage":`+g.usageJSON()+"}\n\n"...)
-	}
-	buf = append(buf, "data: [DONE]\n\n"...)
+	buf = append(buf[:0], fr.after()...)
 	_, err := x.w.Write(buf)
 	x.whole = err == nil
 	return true

@@ -79,14 +79,20 @@ func (x *exchange) handle() {
 	if !x.waitRelease() {
 		return
 	}
-	switch path := r.URL.Path; path {
-	case "/v1/chat/completions", "/v1/completions":
+	path := r.URL.Path
+	if e, ok := endpoints[path]; ok && slices.Contains(e.engines, s.cfg.Engine) {
 		if r.Method != http.MethodPost {
 			x.w.Header().Set("Allow", "POST")
 			x.json(http.StatusMethodNotAllowed, map[string]string{"detail": "Method Not Allowed"})
 			return
 		}
-		x.generate(path == "/v1/chat/completions")
+		e.serve(x)
+		return
+	} else if ok {
+		x.json(http.StatusNotFound, map[string]string{"detail": "Not Found"})
+		return
+	}
+	switch path {
 	case "/v1/models":
 		x.models()
 	case "/health":
@@ -273,6 +279,10 @@ func (x *exchange) bytes(status int, contentType string, body []byte) {
 	if !x.pause(time.Duration(x.delays.BeforeHeaders)) {
 		return
 	}
+	if x.s.cfg.Compress && status < 300 && strings.Contains(x.r.Header.Get("Accept-Encoding"), "gzip") {
+		body = packed(body)
+		x.w.Header()["Content-Encoding"] = []string{"gzip"}
+	}
 	x.w.Header()["Content-Length"] = []string{strconv.Itoa(len(body))}
 	x.header(status, contentType)
 	flush := http.NewResponseController(x.w)
@@ -299,6 +309,14 @@ func (x *exchange) json(status int, v any) {
 	x.bytes(status, "application/json", body)
 }
 
+func packed(b []byte) []byte {
+	var z bytes.Buffer
+	zw := gzip.NewWriter(&z)
+	_, _ = zw.Write(b) // to memory
+	_ = zw.Close()
+	return z.Bytes()
+}
+
 // openAIError answers in the engine's form.
 func (x *exchange) openAIError(status int, message, param string) {
 	kind := "InternalServerError"
@@ -318,6 +336,14 @@ func (x *exchange) openAIError(status int, message, param string) {
 	case "xllm":
 		x.bytes(status, "text/plain", []byte("[E"+strconv.Itoa(status)+"]"+message)) // brpc's, not JSON
 	default:
+		if strings.HasPrefix(x.r.URL.Path, "/v1/messages") {
+			kind = map[bool]string{true: "not_found_error", false: "invalid_request_error"}[status == http.StatusNotFound]
+			if status >= 500 {
+				kind = "api_error"
+			}
+			x.json(status, map[string]any{"type": "error", "error": map[string]string{"type": kind, "message": message}})
+			return
+		}
 		x.json(status, map[string]any{"error": map[string]any{"message": message, "type": kind, "param": p, "code": status}})
 	}
 }
@@ -387,11 +413,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	packs = packs && strings.Contains(r.Header.Get("Accept-Encoding"), "gzip")
 	send := func(b []byte) {
 		if packs {
-			var z bytes.Buffer
-			zw := gzip.NewWriter(&z)
-			_, _ = zw.Write(b) // to memory
-			_ = zw.Close()
-			b = z.Bytes()
+			b = packed(b)
 			w.Header().Set("Content-Encoding", "gzip")
 		}
 		w.Header().Set("Content-Length", strconv.Itoa(len(b)))
