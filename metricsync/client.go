@@ -15,12 +15,18 @@ const (
 	// headBuffer holds most response heads, and headLimit is the largest.
 	headBuffer = 2 << 10
 	headLimit  = 64 << 10
+	// framing bounds what an answer may be on the wire: so many times its limit,
+	// in chunks and with extensions, and what may come before it.
+	framing = 2
 )
 
 var (
 	errHead  = errors.New("the answer is not HTTP/1")
 	errLarge = fmt.Errorf("the answer's head is larger than %d bytes", headLimit)
 	errChunk = errors.New("the answer's chunks are malformed")
+	// errEndless is an answer that is far longer than what it holds: chunks of one
+	// byte, interim answers without end, a packed page of nothing.
+	errEndless = errors.New("the answer is far longer than its page may be")
 )
 
 // dialFunc opens a connection, as net.Dialer.DialContext does.
@@ -34,14 +40,18 @@ type client struct {
 	dial    dialFunc // with TLS, if that is wanted
 	address string
 	secure  bool // over TLS
+	// limit is the largest body that is of use. It bounds what is read of the
+	// connection for one answer, however the server wraps it up.
+	limit int64
 
 	conn   net.Conn
 	stop   func() bool // of what ends the connection with its context
 	idle   time.Time   // since when
 	reused bool
 
-	buf  []byte // buf[r:w] is read and not used
-	r, w int
+	buf   []byte // buf[r:w] is read and not used
+	r, w  int
+	spare int64 // of what may be read for this answer
 	body
 }
 
@@ -87,6 +97,7 @@ func (c *client) get(ctx context.Context, request []byte, connect time.Duration,
 		}
 		reused := c.reused
 		c.reused = true
+		c.spare = framing*c.limit + headLimit
 		_, err := c.conn.Write(request)
 		var out answer
 		if err == nil {
@@ -178,15 +189,24 @@ func (c *client) fill() error {
 			c.buf = append(c.buf, make([]byte, max(headBuffer, len(c.buf)))...)
 		}
 	}
-	n, err := c.conn.Read(c.buf[c.w:])
+	n, err := c.receive(c.buf[c.w:])
 	c.w += n
-	if n > 0 {
-		return nil
+	return err
+}
+
+// receive reads from the connection; err is nil if n is not 0.
+func (c *client) receive(into []byte) (n int, err error) {
+	if c.spare <= 0 {
+		return 0, errEndless
+	}
+	n, err = c.conn.Read(into)
+	if c.spare -= int64(n); n > 0 {
+		return n, nil
 	}
 	if err == nil || errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
-	return err
+	return 0, err
 }
 
 // line returns the next line, valid until more is read.
@@ -346,14 +366,7 @@ func (c *client) read1(into []byte) (int, error) {
 		c.r += n
 		return n, nil
 	}
-	n, err := c.conn.Read(into)
-	if n > 0 {
-		return n, nil
-	}
-	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return 0, err
+	return c.receive(into)
 }
 
 // chunk reads up to the data of the next chunk; after the last, up to the end of

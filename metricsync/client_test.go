@@ -35,7 +35,7 @@ func (c *canned) Close() error                  { return nil }
 
 // exchange returns what our client reads of an answer.
 func exchange(r io.Reader) (status int, body []byte, kept bool, err error) {
-	c := &client{address: "a", dial: func(context.Context, string, string) (net.Conn, error) { return &canned{Reader: r}, nil }}
+	c := &client{address: "a", limit: 1 << 20, dial: func(context.Context, string, string) (net.Conn, error) { return &canned{Reader: r}, nil }}
 	head, err := c.get(context.Background(), []byte("GET / HTTP/1.1\r\n\r\n"), time.Second, time.Now().Add(time.Second))
 	if err != nil {
 		return 0, nil, false, err

@@ -34,6 +34,9 @@ func (r *reading) adapters(last adapters) adapters {
 	return last
 }
 
+// maxAdapters of one label are read; engines run a few tens at a time.
+const maxAdapters = 1024
+
 // splitAdapters returns the names in a label of adapters.
 func splitAdapters(raw string) []string {
 	if strings.IndexByte(raw, '\\') >= 0 {
@@ -41,7 +44,10 @@ func splitAdapters(raw string) []string {
 	}
 	var names []string
 	for name := range strings.SplitSeq(raw, ",") {
-		if name = strings.TrimSpace(name); name != "" && !slices.Contains(names, name) {
+		if len(names) == maxAdapters {
+			break
+		}
+		if name = strings.TrimSpace(name); name != "" && len(name) <= maxName && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}

@@ -97,6 +97,7 @@ func (d *distribution) gather(l *layout, chosen []*series) {
 		d.count = plus(d.count, s, partCount)
 		has |= s.has
 	}
+	d.sum, d.count = counted(d.sum), counted(d.count)
 	if has&(1<<partBucket) == 0 { // passed over, or there are none
 		return
 	}
@@ -120,6 +121,14 @@ func (d *distribution) gather(l *layout, chosen []*series) {
 	for i := 1; i < len(d.counts); i++ { // series of different bounds
 		d.counts[i] = max(d.counts[i], d.counts[i-1])
 	}
+}
+
+// counted returns NaN for what nothing that is counted adds up to.
+func counted(v float64) float64 {
+	if v < 0 {
+		return math.NaN()
+	}
+	return v
 }
 
 // plus adds a part of a series, NaN being nothing yet.
@@ -169,7 +178,7 @@ func (d *distribution) record(s *series, unit float64) {
 		if s.has&(1<<p) == 0 {
 			return math.NaN()
 		}
-		return s.values[p] * unit
+		return counted(s.values[p] * unit)
 	}
 	*d = distribution{
 		recorder: true, sum: math.NaN(), count: at(partCount, 1), average: at(partMean, unit),

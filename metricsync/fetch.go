@@ -48,8 +48,11 @@ const (
 	// drainLimit bounds what is read of a body nobody wants, to keep its
 	// connection.
 	drainLimit = 64 << 10
-	// listLimit bounds a model list.
+	// listLimit bounds a model list, maxListed its entries and maxName the name of
+	// a model or an adapter: each is a key of every snapshot.
 	listLimit = 4 << 20
+	maxListed = 4096
+	maxName   = 1024
 	// idleTimeout closes idle connections before uvicorn does, at 5 s.
 	idleTimeout = 4 * time.Second
 )
@@ -130,13 +133,14 @@ func (f *fetch) read(ctx context.Context) (out scrape, p *parser) {
 	}
 	path := f.path
 	var head answer
+	f.client.limit = f.limit
 	for redirects := 0; ; redirects++ {
 		var err error
 		if head, err = f.ask(ctx, path); err != nil {
 			if _, ok := errors.AsType[dialError](err); ok {
 				return fail(ScrapeConnect, err)
 			}
-			return fail(ScrapeRead, err)
+			return fail(wireReason(err), err)
 		}
 		out.answered = true
 		if head.status < 300 || head.status > 308 || head.location == "" {
@@ -165,16 +169,24 @@ func (f *fetch) read(ctx context.Context) (out scrape, p *parser) {
 	case errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum), errors.As(err, &corrupt):
 		return fail(ScrapeFormat, err)
 	case err != nil:
-		return fail(ScrapeRead, err)
+		return fail(wireReason(err), err)
 	}
 	p.reading.reduce(&p.page, anyModel)
 	switch {
 	case p.reading.empty() && p.json():
 		return fail(ScrapeFormat, fmt.Errorf("%s is JSON and not metrics%s", f.path, hintText(f.table.hint)))
 	case p.reading.empty():
-		return fail(ScrapeEmpty, fmt.Errorf("%s has none of %s's metrics (%d bytes)", f.path, f.table.engine, out.bytes))
+		return fail(ScrapeEmpty, fmt.Errorf("%s has none of %s's metrics (%d bytes)%s", f.path, f.table.engine, out.bytes, emptyHint(f.table, out.bytes)))
 	}
 	return out, p
+}
+
+// wireReason tells an answer without end from a connection that broke.
+func wireReason(err error) Reason {
+	if errors.Is(err, errEndless) {
+		return ScrapeTooLarge
+	}
+	return ScrapeRead
 }
 
 // ask sends the request for a path.
@@ -266,6 +278,14 @@ func (e statusError) Error() string {
 	return s
 }
 
+// emptyHint says what may be wrong where a page has no metric of its engine.
+func emptyHint(t *table, bytes int64) string {
+	if bytes == 0 {
+		return hintText(t.hint)
+	}
+	return hintText("is it that engine? "+pool.LabelEngine+" says so") + hintText(t.hint)
+}
+
 func hintText(hint string) string {
 	if hint == "" {
 		return ""
@@ -347,7 +367,10 @@ func (s *Syncer) fetchModels(ctx context.Context, cfg *Config, addr netip.AddrPo
 		return modelList{}, fmt.Errorf("%s is larger than %d bytes", modelsPath, listLimit)
 	}
 	ids, err := decodeModels(body)
-	return modelList{status: resp.StatusCode, ids: ids}, err
+	if err != nil {
+		return modelList{}, err
+	}
+	return modelList{status: resp.StatusCode, ids: ids}, nil
 }
 
 // decodeModels reads the ids of an OpenAI model list.
@@ -363,9 +386,15 @@ func decodeModels(body []byte) ([]string, error) {
 	if list.Data == nil {
 		return nil, fmt.Errorf("%s is not a model list: no data", modelsPath)
 	}
+	if len(*list.Data) > maxListed {
+		return nil, fmt.Errorf("%s lists %d models, more than the %d that are read", modelsPath, len(*list.Data), maxListed)
+	}
 	var ids []string
 	for _, m := range *list.Data {
-		if m.ID != "" {
+		switch {
+		case len(m.ID) > maxName:
+			return nil, fmt.Errorf("%s lists a model whose name has %d bytes, more than the %d that are read", modelsPath, len(m.ID), maxName)
+		case m.ID != "":
 			ids = append(ids, m.ID)
 		}
 	}

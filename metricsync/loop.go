@@ -99,6 +99,10 @@ func (s *Syncer) scrapeLoop(ctx context.Context, e *endpoint, target pool.Target
 	}
 }
 
+// maxKept is the largest page whose parser is used again: its memory grows with
+// the pages that it reads.
+const maxKept = 4 << 20
+
 // scraper is the state of one scrape loop.
 type scraper struct {
 	s        *Syncer
@@ -175,7 +179,7 @@ func (l *scraper) scrape(ctx context.Context) (out *scrape) {
 	case ScrapeTimeout:
 		out.err = fmt.Errorf("no whole page within %s", cfg.Timeout)
 	}
-	if p != nil { // and not after a panic
+	if p != nil && out.bytes <= maxKept { // and not after a panic
 		l.s.parsers[l.target.Engine].Put(p)
 	}
 	return out

@@ -125,7 +125,7 @@ func (o oracleRow) collect(name string, suffixes ...string) (all []*one) {
 				}
 			}
 			v := s.GetUntyped().GetValue()
-			if math.IsNaN(v) || math.IsInf(v, 0) || o.totalLabel != "" && labels[o.totalLabel] != "" {
+			if math.IsNaN(v) || math.IsInf(v, 0) {
 				continue
 			}
 			key := fmt.Sprint(labels)
@@ -148,7 +148,17 @@ func (o oracleRow) collect(name string, suffixes ...string) (all []*one) {
 			}
 		}
 	}
-	return slices.DeleteFunc(all, func(s *one) bool { return len(s.values) == 0 })
+	all = slices.DeleteFunc(all, func(s *one) bool { return len(s.values) == 0 })
+	return o.totals(all)
+}
+
+// totals drops the parts of a breakdown, if there is a total.
+func (o oracleRow) totals(all []*one) []*one {
+	part := func(s *one) bool { return o.totalLabel != "" && s.labels[o.totalLabel] != "" }
+	if slices.ContainsFunc(all, func(s *one) bool { return !part(s) }) {
+		return slices.DeleteFunc(all, part)
+	}
+	return all
 }
 
 // distinct drops series that count the same things again.
@@ -183,7 +193,7 @@ func (o oracleRow) read(name string) bool {
 		all := o.collect(name, "_latency", "_latency_80", "_latency_90", "_latency_99", "_count")
 		for _, s := range all[:min(1, len(all))] {
 			for suffix, part := range map[string]string{"_latency": ".mean", "_latency_90": ".p90", "_count": ".count"} {
-				if v, ok := s.values[suffix]; ok {
+				if v, ok := s.values[suffix]; ok && v >= 0 {
 					o.out[key+part] = v
 					if suffix != "_count" {
 						o.out[key+part] *= o.row.unit
@@ -229,7 +239,7 @@ func (o oracleRow) read(name string) bool {
 	case least:
 		v = slices.Min(values)
 	}
-	if v < 0 && strings.HasPrefix(definitions[o.row.metric].unit, "share") {
+	if v < 0 {
 		return false
 	}
 	o.out[key] = v
@@ -277,6 +287,11 @@ func (o oracleRow) histogram(name, key string) bool {
 				continue
 			}
 			o.out[key+"."+part[1:]] += v
+		}
+	}
+	for _, part := range []string{".sum", ".count"} {
+		if o.out[key+part] < 0 {
+			delete(o.out, key+part)
 		}
 	}
 	most := 0.0

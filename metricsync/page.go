@@ -40,6 +40,8 @@ type parser struct {
 	scene   int        // of the script, expected next
 	block   []byte
 	blockID identity
+	known   []recalled // label sets in the order of the page before
+	stage   int        // of known, expected next
 
 	// A bucket of the same series begins with prefix, up to and with le=", and
 	// goes on with suffix after the bound.
@@ -69,6 +71,20 @@ type scripted struct {
 // maxScript is the most names of a page that are remembered.
 const maxScript = 1024
 
+// recalled is one set of labels as it is written, and what it identifies.
+type recalled struct {
+	text  []byte
+	model string
+	id    identity
+}
+
+// maxKnown is the most sets of labels of a page that are remembered, and maxText
+// the longest.
+const (
+	maxKnown = 256
+	maxText  = 512
+)
+
 func newParser(t *table) *parser {
 	p := &parser{table: t}
 	p.page.init(t)
@@ -83,7 +99,7 @@ func (p *parser) parse(r io.Reader, limit int64) (int64, error) {
 		p.buf = make([]byte, bufferSize)
 	}
 	p.missed, p.hit, p.block, p.prefix = p.missed[:0], p.hit[:0], p.block[:0], p.prefix[:0]
-	p.sniffed, p.firstByte, p.scene = false, 0, 0
+	p.sniffed, p.firstByte, p.scene, p.stage = false, 0, 0, 0
 	p.page.reset()
 	return p.read(r, limit)
 }
@@ -163,14 +179,54 @@ func (p *parser) line(b []byte) {
 	if f.where.name == "" && f.labels == nil && w.part != partBucket {
 		if m := len(p.block); m > 0 && len(b) > n+m && string(b[n:n+m]) == string(p.block) {
 			if v, ok := parseRest(b[n+m:]); ok {
-				if !p.blockID.skip {
-					p.add(int(w.family), w.part, p.blockID, v)
-				}
+				p.add(int(w.family), w.part, p.blockID, v)
+				return
+			}
+		}
+		if id, m := p.recall(b[n:]); m > 0 {
+			if v, ok := parseRest(b[n+m:]); ok {
+				p.add(int(w.family), w.part, id, v)
 				return
 			}
 		}
 	}
 	p.sample(w, b, n)
+}
+
+// recall returns what a line's labels identify, and their length, if they are
+// those that came here in the page before; else 0.
+func (p *parser) recall(b []byte) (identity, int) {
+	if p.stage == len(p.known) {
+		return identity{}, 0
+	}
+	l := &p.known[p.stage]
+	m := len(l.text)
+	if m == 0 || len(b) <= m || string(b[:m]) != string(l.text) {
+		return identity{}, 0
+	}
+	p.stage++
+	id := l.id
+	if id.model = -1; l.model != "" {
+		id.model = p.model([]byte(l.model))
+	}
+	p.block, p.blockID = append(p.block[:0], l.text...), id
+	return id, m
+}
+
+// remember keeps a set of labels for recall.
+func (p *parser) remember(text []byte, id identity) {
+	if p.stage >= maxKnown || len(text) > maxText || len(p.models) >= maxModels { // whose model may not be told apart
+		return
+	}
+	if p.stage == len(p.known) {
+		p.known = append(p.known, recalled{})
+	}
+	l := &p.known[p.stage]
+	l.text, l.id, l.model = append(l.text[:0], text...), id, ""
+	if id.model >= 0 {
+		l.model = p.models[id.model]
+	}
+	p.stage++
 }
 
 // pass returns data from the first line on that is no comment and whose name is
@@ -272,7 +328,7 @@ func (p *parser) sample(w wanted, b []byte, n int) {
 	switch {
 	case w.part == partBucket:
 		le := valueOf(p.labels, "le")
-		if le == nil || id.skip {
+		if le == nil {
 			return
 		}
 		s := p.seriesOf(int(w.family), id)
@@ -282,16 +338,13 @@ func (p *parser) sample(w wanted, b []byte, n int) {
 	case f.form == formNewest:
 		p.newer(int(w.family), f.labels, p.labels, v)
 	case f.form == formNumber:
-		if !id.skip {
-			p.numbers(int(w.family), f.labels, id, p.labels)
-		}
+		p.numbers(int(w.family), f.labels, id, p.labels)
 	default:
 		if end := len(b) - len(rest); f.where.name == "" && end > n {
 			p.block, p.blockID = append(p.block[:0], b[n:end]...), id
+			p.remember(p.block, id)
 		}
-		if !id.skip {
-			p.add(int(w.family), w.part, id, v)
-		}
+		p.add(int(w.family), w.part, id, v)
 	}
 }
 

@@ -2,6 +2,7 @@ package metricsync
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"reflect"
@@ -287,7 +288,11 @@ func (r *round) one(query pool.Query) {
 		return
 	}
 	vector, ok := value.(model.Vector)
-	if !ok {
+	switch {
+	case value == nil: // of an answer without data
+		r.fail(query, errors.New("the answer has no data"))
+		return
+	case !ok:
 		r.fail(query, fmt.Errorf("the answer is a %s, not a vector", value.Type()))
 		return
 	}

@@ -13,7 +13,9 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/prometheus/client_golang/api"
 	promv1 "github.com/prometheus/client_golang/api/prometheus/v1"
@@ -156,12 +158,26 @@ func failure(err error) (kind string, all bool) {
 		// A query of its own can be wrong, or cost too much; all else is the
 		// server's state, or not a Prometheus server.
 		own := answer.Type == promv1.ErrBadData || answer.Type == promv1.ErrExec || answer.Type == promv1.ErrTimeout
-		return string(answer.Type) + ": " + answer.Msg, !own
+		return brief(string(answer.Type) + ": " + answer.Msg), !own
 	default:
 		// Ports of our own side differ from one attempt to the next.
 		if op, ok := errors.AsType[*net.OpError](err); ok {
 			return fmt.Sprintf("%s %s: %v", op.Op, op.Net, op.Err), true
 		}
-		return err.Error(), true
+		return brief(err.Error()), true
 	}
+}
+
+// brief is a server's text as a log line may hold it.
+func brief(s string) string {
+	const most = 300
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, s)
 }

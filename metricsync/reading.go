@@ -83,8 +83,8 @@ func (r *reading) take(p *page, row *row, family, model int) state {
 		}
 	}
 	v, st := r.aggregate(samples, row.rule, part, model)
-	if st == present && v < 0 && definitions[row.metric].unit == "share, 0 to 1" {
-		st = notNumber // switched off
+	if st == present && v < 0 {
+		st = notNumber // switched off, or nonsense: nothing that is counted is below 0
 	}
 	if st == present {
 		r.values[row.metric] = v
@@ -118,9 +118,10 @@ func (r *reading) text(row *row, f *family, samples *familySeries) state {
 func (r *reading) aggregate(f *familySeries, rule rule, part part, model int) (float64, state) {
 	var total, n, most, fewest float64
 	st := absent
+	broken := f.broken && f.whole(model, 1<<part)
 	for i := range f.series {
 		s := &f.series[i]
-		if model != anyModel && s.model != model {
+		if model != anyModel && s.model != model || broken && s.breakdown {
 			continue
 		}
 		if s.nan {
@@ -154,6 +155,17 @@ func (r *reading) aggregate(f *familySeries, rule rule, part part, model int) (f
 	}
 }
 
+// whole reports whether there is a total beside a breakdown, with a part of mask.
+func (f *familySeries) whole(model int, mask uint16) bool {
+	for i := range f.series {
+		s := &f.series[i]
+		if !s.breakdown && s.has&mask != 0 && (model == anyModel || s.model == model) {
+			return true
+		}
+	}
+	return false
+}
+
 // again reports whether another series of the same group, of those that have a
 // part of mask, stands for this one: the one with the larger value, or the first
 // of equal ones.
@@ -184,9 +196,10 @@ func (r *reading) distribute(p *page, row *row, family, model int) state {
 	}
 	r.chosen = r.chosen[:0]
 	st := absent
+	broken := f.broken && f.whole(model, ^uint16(0))
 	for i := range f.series {
 		s := &f.series[i]
-		if model != anyModel && s.model != model {
+		if model != anyModel && s.model != model || broken && s.breakdown {
 			continue
 		}
 		if s.nan {

@@ -30,13 +30,16 @@ type identity struct {
 	full  uint64 // all labels but le
 	group uint64 // those that are not in table.sameLabels
 	model int    // in page.models, -1 for none
-	skip  bool   // a part of a breakdown whose total is there too
+	// breakdown is a part of another series, which is its total; it counts where
+	// that is not there.
+	breakdown bool
 }
 
 // familySeries are the series of one family.
 type familySeries struct {
 	series []series
-	last   int // where the sample before went
+	last   int  // where the sample before went
+	broken bool // there is a breakdown
 
 	seen   bool // for formNewest, as are the next
 	newest float64
@@ -72,7 +75,7 @@ func (p *page) init(t *table) {
 func (p *page) reset() {
 	for i := range p.families {
 		f := &p.families[i]
-		f.series, f.last, f.seen = f.series[:0], 0, false
+		f.series, f.last, f.broken, f.seen = f.series[:0], 0, false, false
 	}
 	for i := range p.layouts {
 		if len(p.layouts[i].bounds) >= maxBounds {
@@ -94,7 +97,7 @@ func (p *page) identify(t *table, labels []label) identity {
 			id.model = p.model(l.value)
 		}
 		if t.totalLabel != "" && string(l.name) == t.totalLabel && len(l.value) > 0 {
-			id.skip = true
+			id.breakdown = true
 		}
 		h := maphash.Bytes(p.seed, l.name)*0x9e3779b97f4a7c15 ^ maphash.Bytes(p.seed, l.value)
 		h *= 0xbf58476d1ce4e5b9
@@ -108,7 +111,7 @@ func (p *page) identify(t *table, labels []label) identity {
 
 // model returns the position of a model's name, -1 for one that names none.
 func (p *page) model(raw []byte) int {
-	if len(raw) == 0 || string(raw) == "undefined" { // TensorRT-LLM's, whatever it serves
+	if len(raw) == 0 || len(raw) > maxName || string(raw) == "undefined" { // TensorRT-LLM's, whatever it serves
 		return -1
 	}
 	for i, m := range p.models {
@@ -154,6 +157,7 @@ func (p *page) seriesOf(family int, id identity) int {
 	}
 	s := &f.series[f.last]
 	*s = series{identity: id, counts: s.counts[:0]}
+	f.broken = f.broken || id.breakdown
 	return f.last
 }
 

@@ -60,7 +60,8 @@ type table struct {
 	// that differ in nothing else the largest counts.
 	sameLabels []string
 	// totalLabel is empty on the series that sums a breakdown; series with a
-	// value there are the breakdown and do not count. "" where there is none.
+	// value there are the breakdown and count only where there is no such sum. ""
+	// where there is none.
 	totalLabel string
 
 	families []family

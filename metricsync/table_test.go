@@ -122,10 +122,10 @@ const metricsTail = `
 - *newest*: of the series of ` + "`vllm:lora_requests_info`" + ` the one with the largest value, whatever its age.
 - Histograms add up by bound, counters by series.
 - SGLang's series that differ in ` + "`tp_rank`, `pp_rank`, `moe_ep_rank` or `pid`" + ` alone are the same requests seen again: the largest
-  counts. Those with a ` + "`priority`" + ` are parts of the one without.
+  counts. Those with a ` + "`priority`" + ` are parts of the one whose priority is empty, and count where that is not there.
 - Where a page has several models, requests for one of them read its own series; a metric that has none is the pod's. A series
   without a model, and one of the model ` + "`undefined`" + `, is the pod's.
-- A series that is there twice counts once. A share below 0 is switched off. Absent, not a number, stale and zero are four
+- A series that is there twice counts once. A value below 0 is none: switched off, or nonsense. Absent, not a number, stale and zero are four
   different things: only zero is a value.
 
 ## Derived

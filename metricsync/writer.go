@@ -2,6 +2,7 @@ package metricsync
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -356,10 +357,19 @@ func (s *Syncer) listed(e *endpoint, r *listResult, now time.Time) {
 		if label := e.target.Model; label != "" && len(r.list.ids) > 0 && !slices.Contains(r.list.ids, label) && !e.labelSaid {
 			e.labelSaid = true
 			s.logf(levelWarn, "endpoint %s: its label says it serves %q, but its %s lists %s: requests for %q go there and may be refused",
-				e.name(), label, modelsPath, strings.Join(r.list.ids, ", "), label)
+				e.name(), label, modelsPath, few(r.list.ids), label)
 		}
 		s.learn(e, now)
 	}
+}
+
+// few names what a list begins with.
+func few(names []string) string {
+	const shown = 8
+	if len(names) <= shown {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:shown], ", "), len(names)-shown)
 }
 
 // fault takes in a failed request.
