@@ -159,7 +159,7 @@ func (w *world) publishInput(name string, in pool.Input) *pool.Snapshot {
 func ep(n byte, models ...string) pool.Endpoint {
 	addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, n}), 8000)
 	e := pool.Endpoint{
-		Target: pool.Target{Addr: addr, Pod: fmt.Sprintf("pod-%d", n)}, Live: &pool.Live{Addr: addr.String()},
+		Target: pool.Target{Addr: addr, Pod: fmt.Sprintf("pod-%d", n)}, Live: &pool.Live{Addr: addr.String(), Slot: int(n)},
 		Judged: true, Ready: true,
 	}
 	if len(models) > 0 {

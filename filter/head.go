@@ -96,6 +96,9 @@ type Head struct {
 	ContentLength int64 // -1 where there is none, or it is not a number
 	// Tunnel is true for an upgrade and for CONNECT: such a body never ends.
 	Tunnel bool
+	// SessionID and SessionAffinity are the headers by which agents say which of
+	// their requests belong together; Cookie may, too.
+	SessionID, SessionAffinity, Cookie string
 	// Test is the fault to inject; only builds with the tag shunttest read it.
 	Test string
 
@@ -123,6 +126,15 @@ func (h *Head) Add(key, value string) {
 		return
 	case "content-type":
 		h.ContentType = value
+		return
+	case "cookie":
+		h.Cookie = value
+		return
+	case "x-session-id":
+		h.SessionID = value
+		return
+	case "x-session-affinity":
+		h.SessionAffinity = value
 		return
 	case "content-length":
 		if n, err := strconv.ParseInt(value, 10, 64); err == nil && n >= 0 {

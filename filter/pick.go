@@ -16,7 +16,9 @@ func (r *Request) pick(snap *pool.Snapshot, index []int32, now time.Time) scorer
 		Snapshot: snap, Candidates: index, Now: now, Seed: rand.Uint64(),
 		Request: scorer.Request{
 			Model: r.model, Prompt: r.prompt, Output: r.maxTokens, Talks: r.streams && r.watched(),
+			Blocks: r.blocks, BlockTokens: r.blockTokens, Session: r.session,
 		},
+		Index: r.pool.index, Pins: r.pool.pins,
 		Costs: r.set.costs, Guards: r.set.guardsOf(r.policy),
 	}
 	c := r.policy.PickAndReserve(&in)

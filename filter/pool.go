@@ -15,6 +15,7 @@ import (
 	"github.com/shuntproxy/shunt/internal/flowcontrol"
 	"github.com/shuntproxy/shunt/internal/pool"
 	"github.com/shuntproxy/shunt/metricsync"
+	"github.com/shuntproxy/shunt/scorer"
 )
 
 // Pool is a pool of the process: snapshot, live load and queue belong to its
@@ -29,6 +30,7 @@ type Pool struct {
 	queue    *flowcontrol.Queue
 	counters *poolCounters
 	tokens   pool.Tokenizers
+	prefixes
 
 	// judged becomes true, for good, once every endpoint of the first full sets
 	// has answered or failed: an endpoint that joins later unreadies nobody.
@@ -74,7 +76,7 @@ func (rt *Runtime) poolLocked(name string) *Pool {
 func (rt *Runtime) newPool(name string) *Pool {
 	p := &Pool{
 		name: name, started: rt.now(), holder: pool.NewHolder(), queue: rt.room.NewQueue(),
-		counters: rt.metrics.forPool(name),
+		counters: rt.metrics.forPool(name), prefixes: prefixes{index: scorer.NewIndex(), pins: scorer.NewPins()},
 	}
 	p.syncer = metricsync.New(metricsync.Options{
 		Name: name, Holder: p.holder, Log: rt.options.Log, OnPublish: p.published,
@@ -85,8 +87,10 @@ func (rt *Runtime) newPool(name string) *Pool {
 	return p
 }
 
-// published lets requests look again that wait for the pool's start.
+// published follows a new snapshot, and lets requests look again that wait for
+// the pool's start.
 func (p *Pool) published(s *pool.Snapshot) {
+	p.follow(s)
 	if s.Complete && s.Judged {
 		p.judged.Store(true)
 	}
@@ -103,6 +107,7 @@ func (rt *Runtime) definePoolLocked(p *Pool, def *config.Pool, cfg *config.Confi
 		rt.log(slog.LevelWarn, fmt.Sprintf("pool %s: the newest configuration defines it differently from one that is still in use; the newest counts", p.name))
 	}
 	p.owner, p.def = gen, *def
+	p.limits.Store(limitsOf(cfg, rt.options.MemoryCgroup))
 	var sources []string
 	if def.Static != nil {
 		sources = append(sources, sourceStatic)
@@ -195,6 +200,7 @@ func (rt *Runtime) scratchPools(cfg *config.Config) map[string]*Pool {
 	pools := make(map[string]*Pool, len(cfg.Pools))
 	for _, name := range cfg.Pools.Names() {
 		pools[name] = rt.newPool(name)
+		pools[name].limits.Store(limitsOf(cfg, rt.options.MemoryCgroup))
 	}
 	return pools
 }

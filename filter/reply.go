@@ -5,7 +5,6 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/shuntproxy/shunt/internal/openai"
 	"github.com/shuntproxy/shunt/scorer"
@@ -21,9 +20,6 @@ const (
 
 // detailsPrefix begins every response_code_details of shunt's.
 const detailsPrefix = "shunt_"
-
-// scanners are reused: a scan is only in use during one call.
-var scanners = sync.Pool{New: func() any { return new(openai.Scan) }}
 
 // drop ends the request with a drop reason: the one constructor of 429, 503
 // and 500.

@@ -63,13 +63,14 @@ type Request struct {
 	text      int64            // its bytes, 0 where it was given as token ids
 	streams   bool             // it asked for a stream
 	maxTokens int64            // the most it may generate, -1 if it does not say
-	counted   *modelCounters
-	answer    *answer // while the response is read
-	decided   time.Time
-	waited    time.Duration
-	grpc      bool
-	explain   bool
-	test      string
+	prefixState
+	counted *modelCounters
+	answer  *answer // while the response is read
+	decided time.Time
+	waited  time.Duration
+	grpc    bool
+	explain bool
+	test    string
 }
 
 // Init starts a request under a generation. The generation outlives it.
@@ -169,6 +170,9 @@ func (r *Request) choosePool(h *Head, route *Route, v *Verdict) bool {
 		}
 		r.policy = p
 	}
+	if r.policy.NeedsSession() {
+		r.session = sessionOf(h, set.cfg.Sessions.Cookie)
+	}
 	return true
 }
 
@@ -179,17 +183,17 @@ func (r *Request) Body(chunks [][]byte, v *Verdict) {
 	v.Reset()
 	defer r.guard("body", v)
 	inject(r.test, "body")
-	scan := scanners.Get().(*openai.Scan)
-	defer scanners.Put(scan)
+	body := readers.Get().(*bodyReader)
+	defer readers.Put(body)
 	options := r.set.scan
 	options.ModelOptional = r.set.rewriter.supplies(r.identity.wishes().rewrite)
-	scan.Reset(r.rules.Rules, options)
+	body.reset(r, options)
 	r.size = 0
 	for _, c := range chunks {
 		r.size += int64(len(c))
-		scan.Write(c)
+		body.scan.Write(c)
 	}
-	result, err := scan.Finish()
+	result, err := body.scan.Finish()
 	if err != nil {
 		r.refuse(400, string(err.Code), err.Message, err.Param, v)
 		return
@@ -200,7 +204,9 @@ func (r *Request) Body(chunks [][]byte, v *Verdict) {
 	}
 	r.streams, r.maxTokens = result.Stream, result.MaxTokens
 	r.estimate(&result)
+	r.prefix(body)
 	r.decideOn(snap, r.gen.runtime.now(), v)
+	r.keepPrefix(v.Action == Wait)
 }
 
 // TooLarge answers a request whose body, or its announced length, is over

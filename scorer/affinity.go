@@ -3,6 +3,7 @@ package scorer
 import (
 	"math"
 	"slices"
+	"time"
 )
 
 // overloaded finds the number of requests in flight above which an endpoint is
@@ -51,9 +52,21 @@ func (w *pick) prefixCache(pt *part) {
 	}
 }
 
-// sessionAffinity pins a session by rendezvous hashing: when endpoints come and
-// go, only the sessions of those move. The pin is soft: an endpoint with more than
-// slack requests over factor times the mean gives way to the next in rank.
+// pinTTL is for how long a session stays where it was sent.
+func (p *Policy) pinTTL() time.Duration {
+	for i := range p.parts {
+		if p.parts[i].kind == kindSessionAffinity {
+			return time.Duration(p.parts[i].p[2] * float64(time.Second))
+		}
+	}
+	return 0
+}
+
+// sessionAffinity keeps a session where it was last sent, for ttlSeconds, and
+// places a new one by rendezvous hashing, on which Envoys that share nothing
+// agree: when endpoints come and go, only the sessions of those move. The pin is
+// soft: an endpoint with more than slack requests over factor times the mean gives
+// way to the next in rank.
 func (w *pick) sessionAffinity(pt *part) {
 	slack, factor := pt.p[0], pt.p[1]
 	session := w.in.Request.Session
@@ -68,10 +81,17 @@ func (w *pick) sessionAffinity(pt *part) {
 		sum += w.live(k).InFlight()
 	}
 	most := slack + factor*float64(sum)/float64(len(w.cand))
+	pinned := 0
+	if w.in.Pins != nil {
+		pinned = w.in.Pins.get(session, w.in.Now)
+	}
 	best, rank := -1, uint64(0)
 	for k, i := range w.cand {
 		w.raw[k] = 0
 		r := mix(session ^ w.in.Snapshot.AddrHash(i))
+		if pinned != 0 && w.in.Snapshot.Live(i).Slot == pinned {
+			r = math.MaxUint64
+		}
 		if (best < 0 || r > rank) && float64(w.live(k).InFlight()) <= most {
 			best, rank = k, r
 		}

@@ -20,9 +20,10 @@ type Index struct {
 	shards [indexShards]shard
 	stores atomic.Pointer[[]*store] // by slot, nil where there is none
 
-	mu       sync.Mutex // of Sync and SetCapacity
-	seen     []*pool.Live
-	capacity int
+	mu     sync.Mutex // of Sync
+	seen   []*pool.Live
+	room   []float64
+	limits Limits
 }
 
 const (
@@ -44,7 +45,7 @@ const (
 
 // NewIndex returns an empty index.
 func NewIndex() *Index {
-	x := &Index{capacity: DefaultBlocks}
+	x := &Index{}
 	for i := range x.shards {
 		x.shards[i].table.Store(newTable(minTable))
 		x.shards[i].rows.Store(&[]atomic.Pointer[bitmap]{})
@@ -53,31 +54,41 @@ func NewIndex() *Index {
 	return x
 }
 
-// SetCapacity bounds the blocks of each endpoint.
-func (x *Index) SetCapacity(blocks int) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if blocks = max(1, blocks); blocks == x.capacity {
-		return
+// Limits bound an Index.
+type Limits struct {
+	// PerEndpoint is the most blocks of one endpoint; 0 is what its KV cache holds,
+	// or DefaultBlocks where its engine does not say.
+	PerEndpoint int
+	// Total is the most blocks of all endpoints together; each gets an equal part.
+	Total int
+	// BlockTokens is the size of one block in tokens.
+	BlockTokens float64
+}
+
+// of is the most blocks of an endpoint whose KV cache holds that many tokens, one
+// of n.
+func (l *Limits) of(room float64, n int) int {
+	blocks := l.PerEndpoint
+	switch {
+	case blocks > 0:
+	case room > 0 && l.BlockTokens > 0:
+		blocks = int(room / l.BlockTokens)
+	default:
+		blocks = DefaultBlocks
 	}
-	x.capacity = blocks
-	for _, st := range *x.stores.Load() {
-		if st != nil {
-			x.trim(st, blocks)
-		}
-	}
+	return max(1, min(blocks, l.Total/max(1, n)))
 }
 
 // Sync makes the index that of a snapshot's endpoints: what it holds of others
 // is forgotten.
-func (x *Index) Sync(s *pool.Snapshot) {
-	lives := s.Lives()
+func (x *Index) Sync(s *pool.Snapshot, l Limits) {
+	lives, room := s.Lives(), s.KVRoom()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if len(lives) == len(x.seen) && (len(lives) == 0 || &lives[0] == &x.seen[0]) {
+	if same(lives, x.seen) && same(room, x.room) && l == x.limits {
 		return
 	}
-	x.seen = lives
+	x.seen, x.room, x.limits = lives, room, l
 	old := *x.stores.Load()
 	size := 0
 	for _, l := range lives {
@@ -86,13 +97,15 @@ func (x *Index) Sync(s *pool.Snapshot) {
 		}
 	}
 	next := make([]*store, size)
-	for _, l := range lives {
+	for i, one := range lives {
+		capacity := l.of(room[i], len(lives))
 		switch {
-		case l.Slot <= 0 || l.Slot > maxSlot:
-		case l.Slot < len(old) && old[l.Slot] != nil && old[l.Slot].live == l:
-			next[l.Slot] = old[l.Slot]
+		case one.Slot <= 0 || one.Slot > maxSlot:
+		case one.Slot < len(old) && old[one.Slot] != nil && old[one.Slot].live == one:
+			next[one.Slot] = old[one.Slot]
+			x.trim(next[one.Slot], capacity)
 		default:
-			next[l.Slot] = newStore(l, x.capacity)
+			next[one.Slot] = newStore(one, capacity)
 		}
 	}
 	for slot, st := range old {
@@ -101,6 +114,10 @@ func (x *Index) Sync(s *pool.Snapshot) {
 		}
 	}
 	x.stores.Store(&next)
+}
+
+func same[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // Len is how many blocks are held of an endpoint.

@@ -61,7 +61,7 @@ func TestIndexAgainstDumb(t *testing.T) {
 		capacity := []int{3, 17, 60, 1000}[rng.IntN(4)]
 		size := []int{3, 20, 150}[seed%3]
 		x, dumb := NewIndex(), dumbIndex{}
-		x.SetCapacity(capacity)
+		limits := func() Limits { return Limits{PerEndpoint: capacity, Total: 1 << 30} }
 		var slots pool.Slots
 		var lives []*pool.Live
 		join := func() {
@@ -71,7 +71,7 @@ func TestIndexAgainstDumb(t *testing.T) {
 			join()
 		}
 		s := endpointsOf(lives...)
-		x.Sync(s)
+		x.Sync(s, limits())
 		prompt := func() []uint64 {
 			var blocks []uint64
 			chain := uint64(1)
@@ -90,10 +90,10 @@ func TestIndexAgainstDumb(t *testing.T) {
 				lives = slices.Delete(lives, at, at+1)
 				join()
 				s = endpointsOf(lives...)
-				x.Sync(s)
+				x.Sync(s, limits())
 			case 1:
 				capacity = 1 + rng.IntN(80)
-				x.SetCapacity(capacity)
+				x.Sync(s, limits())
 				for l, list := range dumb {
 					dumb[l] = list[:min(len(list), capacity)]
 				}
@@ -115,7 +115,7 @@ func TestIndexAgainstDumb(t *testing.T) {
 		for _, l := range lives {
 			slots.Give(l.Slot)
 		}
-		x.Sync(endpointsOf())
+		x.Sync(endpointsOf(), Limits{})
 		for i := range x.shards {
 			sh := &x.shards[i]
 			if sh.used != 0 {
@@ -139,13 +139,13 @@ func TestIndexAgainstDumb(t *testing.T) {
 // and in the end the index holds what was added last.
 func TestIndexUnderContention(t *testing.T) {
 	x := NewIndex()
-	x.SetCapacity(200)
+	limits := Limits{PerEndpoint: 200, Total: 1 << 30}
 	lives := make([]*pool.Live, 40)
 	for i := range lives {
 		lives[i] = &pool.Live{Addr: fmt.Sprint(i), Slot: i + 1}
 	}
 	all, half := endpointsOf(lives...), endpointsOf(lives[:20]...)
-	x.Sync(all)
+	x.Sync(all, limits)
 	stop := make(chan struct{})
 	var wg, syncing sync.WaitGroup
 	syncing.Go(func() {
@@ -154,8 +154,9 @@ func TestIndexUnderContention(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				x.Sync([]*pool.Snapshot{all, half}[i%2])
-				x.SetCapacity(200 + i%50)
+				limits := limits
+				limits.PerEndpoint += i % 50
+				x.Sync([]*pool.Snapshot{all, half}[i%2], limits)
 			}
 		}
 	})
@@ -181,7 +182,7 @@ func TestIndexUnderContention(t *testing.T) {
 	wg.Wait()
 	close(stop)
 	syncing.Wait()
-	x.Sync(all)
+	x.Sync(all, limits)
 	last := blocksOf(100)
 	for _, l := range lives {
 		x.Add(l, last)
@@ -191,7 +192,7 @@ func TestIndexUnderContention(t *testing.T) {
 			t.Errorf("endpoint %d holds %d", i, m)
 		}
 	}
-	x.Sync(endpointsOf())
+	x.Sync(endpointsOf(), limits)
 	for i := range x.shards {
 		if x.shards[i].used != 0 {
 			t.Fatalf("%d blocks of nobody are left", x.shards[i].used)
@@ -209,7 +210,7 @@ func TestIndexOfMany(t *testing.T) {
 	}
 	lives[299].Slot = maxSlot + 1
 	s := endpointsOf(lives...)
-	x.Sync(s)
+	x.Sync(s, Limits{Total: 1 << 30})
 	blocks := blocksOf(300)
 	for i, l := range lives {
 		x.Add(l, blocks[:i])
@@ -236,5 +237,25 @@ func TestLookUpAllocatesNothing(t *testing.T) {
 	w.lookUp()
 	if n := testing.AllocsPerRun(100, w.lookUp); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	for _, c := range []struct {
+		limits Limits
+		room   float64
+		n      int
+		want   int
+	}{
+		{Limits{Total: 1 << 30, BlockTokens: 64}, 64000, 10, 1000},
+		{Limits{Total: 1 << 30, BlockTokens: 64}, 0, 10, DefaultBlocks},
+		{Limits{PerEndpoint: 500, Total: 1 << 30, BlockTokens: 64}, 64000, 10, 500},
+		{Limits{Total: 1000, BlockTokens: 64}, 64000, 10, 100},
+		{Limits{Total: 5, BlockTokens: 64}, 64000, 10, 1},
+		{Limits{Total: 1000}, 0, 0, 1000},
+	} {
+		if got := c.limits.of(c.room, c.n); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
 	}
 }

@@ -106,6 +106,7 @@ var kinds = [numKinds]kindInfo{
 	kindSessionAffinity: {name: "session-affinity", mode: unit, needs: needSession | needLive, params: []param{
 		{name: "slack", value: 8, most: big},
 		{name: "factor", value: 2, least: 1, most: 1e3},
+		{name: "ttlSeconds", value: 300, most: 1e6},
 	}},
 	kindLoRAAffinity: {name: "lora-affinity", mode: unit},
 	kindQueue:        {name: "queue"},

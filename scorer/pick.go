@@ -36,6 +36,8 @@ type Input struct {
 	Request Request
 	// Index holds what prefixes the endpoints are believed to have; nil for none.
 	Index *Index
+	// Pins holds where sessions were sent; nil for none.
+	Pins *Pins
 	// Costs prices requests in normalised load; nil prices all by tokens.
 	Costs *Costs
 	// Guards are those that are on.
@@ -145,6 +147,9 @@ func (p *Policy) PickAndReserve(in *Input) Choice {
 		}
 		if in.Index != nil && p.needs&needPrefix != 0 {
 			in.Index.Add(live, in.Request.Blocks)
+		}
+		if in.Pins != nil && p.needs&needSession != 0 && in.Request.Session != 0 {
+			in.Pins.set(in.Request.Session, live.Slot, in.Now, p.pinTTL())
 		}
 		if in.Explain != nil {
 			w.explain(c, in.Explain)

@@ -107,7 +107,7 @@ func (ws *worldSpec) build(tb testing.TB) *Input {
 	holder.SetQueried(queried)
 	s := pool.NewSnapshot(in)
 	holder.Publish(s)
-	index.Sync(s)
+	index.Sync(s, Limits{Total: 1 << 30})
 	for i := range ws.endpoints {
 		spec := &ws.endpoints[i]
 		if spec.blocks > 0 {
@@ -162,7 +162,7 @@ func (spec *endpointSpec) load(tb testing.TB, l *pool.Live) {
 		tb.Fatalf("%s has load and nothing in flight", spec.name)
 	}
 	if l.InFlight() != int64(spec.inFlight) || l.Prefill() != int64(spec.prefill) || l.Tokens() != int64(spec.tokens) ||
-		math.Abs(l.Cost()-spec.cost) > 1e-8 || math.Abs(l.OutputRate()-spec.outputRate) > 1 || math.Abs(l.PrefillRate()-spec.readRate) > 1 {
+		math.Abs(l.Cost()-spec.cost) > 1e-6 || math.Abs(l.OutputRate()-spec.outputRate) > 1 || math.Abs(l.PrefillRate()-spec.readRate) > 1 {
 		tb.Fatalf("%s: the world is not as described: %s", spec.name, fmt.Sprint(l.InFlight(), l.Prefill(), l.Tokens(), l.Cost(), l.OutputRate(), l.PrefillRate()))
 	}
 }

@@ -54,6 +54,9 @@ type Config struct {
 	// PrefixCache is how prompts are compared.
 	PrefixCache PrefixCache `json:"prefixCache,omitempty"`
 
+	// Sessions say which requests belong together, for session-affinity.
+	Sessions Sessions `json:"sessions,omitempty"`
+
 	// Profiles are what was measured of endpoints, for slo-least-load and
 	// slo-pack-load. Without one that fits, the price of a request is its tokens over
 	// those that the engine's KV cache holds. Default: none.

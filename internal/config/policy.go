@@ -98,6 +98,13 @@ type PrefixCache struct {
 	BlocksPerEndpoint int `json:"blocksPerEndpoint,omitempty" default:"0"`
 }
 
+// Sessions say which requests belong together: the header x-session-id, else
+// x-session-affinity, else the cookie, else prompt_cache_key in the body.
+type Sessions struct {
+	// Cookie is the name of a cookie. Default: none.
+	Cookie string `json:"cookie,omitempty"`
+}
+
 // CostProfile is what was measured of one kind of endpoint: slo-least-load and
 // slo-pack-load price requests by it.
 type CostProfile struct {
@@ -182,6 +189,9 @@ func (c *checker) scoring(cfg *Config) {
 	inRange(c, "slowStart", cfg.SlowStart, 0, 10*time.Minute)
 	if size := cfg.PrefixCache.BlockSize; size != 0 {
 		inRange(c, "prefixCache.blockSize", size, scorer.MinBlockBytes, 64<<10)
+	}
+	if cookie := cfg.Sessions.Cookie; cookie != "" && !headerNameRule.MatchString(cookie) {
+		c.fail("sessions.cookie", "%q is not a cookie name", cookie)
 	}
 	const most = 10_000_000
 	inRange(c, "prefixCache.blocksPerEndpoint", cfg.PrefixCache.BlocksPerEndpoint, 0, most)

@@ -80,6 +80,8 @@ var (
 		at("max_tokens", do(actNumber, slotMaxTokens)),
 		at("max_completion_tokens", do(actNumber, slotMaxTokensNew)),
 		at("max_output_tokens", do(actNumber, slotMaxTokensNew)),
+		at("cache_salt", do(actString, uint8(LaneSalt))),
+		at("prompt_cache_key", do(actString, uint8(LaneSession))),
 	}
 	promptText   = do(actText, uint8(LanePrompt))
 	preambleText = do(actText, uint8(LanePreamble))

@@ -17,6 +17,7 @@ func (c *collect) Text(lane Lane, p []byte) { c[lane].Write(p) }
 type outcome struct {
 	Result
 	prompt, preamble string
+	salt, session    string
 	code             Code
 	message, param   string
 	offset           int64
@@ -37,7 +38,7 @@ func scan(e *Endpoint, chunks ...[]byte) outcome {
 		}
 	}
 	r, err := s.Finish()
-	o := outcome{Result: r, prompt: c[LanePrompt].String(), preamble: c[LanePreamble].String()}
+	o := outcome{Result: r, prompt: c[LanePrompt].String(), preamble: c[LanePreamble].String(), salt: c[LaneSalt].String(), session: c[LaneSession].String()}
 	if err != nil {
 		o.code, o.message, o.param, o.offset = err.Code, err.Message, err.Param, err.Offset
 	}
@@ -161,7 +162,7 @@ func (l *laneText) text(raw []byte) {
 func oracleChat(body []byte, completions bool) outcome {
 	o := outcome{Result: Result{ModelOffset: -1, MaxTokens: -1, Bytes: int64(len(body))}}
 	o.InsertOffset = int64(bytes.IndexByte(body, '{')) + 1
-	var prompt, preamble laneText
+	var prompt, preamble, salt, session laneText
 	models, dup := 0, int64(0)
 	var model, required, embeds json.RawMessage
 	maxOld, maxNew := int64(-1), int64(-1)
@@ -197,6 +198,14 @@ func oracleChat(body []byte, completions bool) outcome {
 			maxOld = whole(m.raw)
 		case m.key == "max_completion_tokens", m.key == "max_output_tokens":
 			maxNew = whole(m.raw)
+		case m.key == "cache_salt":
+			if kindOf(m.raw) == KindString {
+				salt.text(m.raw)
+			}
+		case m.key == "prompt_cache_key":
+			if kindOf(m.raw) == KindString {
+				session.text(m.raw)
+			}
 		case !completions && m.key == "tools":
 			preamble.text(m.raw)
 		case !completions && m.key == "messages":
@@ -228,6 +237,7 @@ func oracleChat(body []byte, completions bool) outcome {
 		o.MaxTokens = maxNew
 	}
 	o.prompt, o.preamble = prompt.b.String(), preamble.b.String()
+	o.salt, o.session = salt.b.String(), session.b.String()
 	o.PromptBytes, o.PreambleBytes = int64(len(o.prompt)), int64(len(o.preamble))
 	o.TextValues = prompt.n + preamble.n
 	if model != nil && (kindOf(model) == KindString || kindOf(model) == KindNull) {
@@ -396,7 +406,7 @@ func (g *generator) body(completions bool) []byte {
 	g.b.Reset()
 	g.ws()
 	var keys []string
-	for _, k := range []string{"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "tools", "temperature", "prompt_embeds"} {
+	for _, k := range []string{"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "tools", "temperature", "prompt_embeds", "cache_salt", "prompt_cache_key"} {
 		switch {
 		case g.IntN(8) == 0 || k == "prompt_embeds" && g.IntN(6) > 0:
 		case k == "model" && g.IntN(12) == 0:

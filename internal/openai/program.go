@@ -215,7 +215,9 @@ var space = []byte(" ")
 // separate begins a new text value in a lane: values are joined by one space.
 func (m *machine) separate(lane Lane) {
 	m.lane = lane
-	m.values++
+	if lane <= LanePreamble {
+		m.values++
+	}
 	if m.text[lane] == 0 {
 		return
 	}

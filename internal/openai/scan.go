@@ -14,8 +14,10 @@ type Lane uint8
 const (
 	LanePrompt   Lane = iota // messages, prompt, input
 	LanePreamble             // system, instructions, tools
+	LaneSalt                 // cache_salt: prompts with different ones share no cache
+	LaneSession              // prompt_cache_key: which requests belong together
 
-	lanes = 2
+	lanes = 4
 )
 
 // Sink receives routing text while the body is read.

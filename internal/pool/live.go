@@ -42,7 +42,7 @@ type Live struct {
 
 const (
 	// costUnit is the resolution of normalised load.
-	costUnit = 1e-9
+	costUnit = 1e-6
 	// rateWindow is the least time over which output tokens are counted before
 	// they change the rate.
 	rateWindow = time.Second
@@ -145,18 +145,18 @@ func (l *Live) Reserve(load Load, now time.Time) Reservation {
 
 func (l *Live) reserved(before int64, load Load, now time.Time) Reservation {
 	r := Reservation{
-		live: l, at: now.UnixNano(), prompt: max(0, load.Prompt), uncached: max(0, load.Uncached),
-		cost: int64(max(0, load.Cost) / costUnit), talks: load.Talks, prefilling: true,
+		live: l, at: now.UnixNano(), prompt: tokens32(load.Prompt), uncached: tokens32(load.Uncached),
+		cost: int32(min(maxCost, max(0, load.Cost)) / costUnit), talks: load.Talks, prefilling: true,
 	}
 	if before == 0 { // it was idle: silence and the rate's window begin now
 		l.sign.Store(r.at)
 		l.windowStart.Store(r.at)
 	}
 	l.picks.Add(1)
-	l.tokens.Add(r.prompt)
-	r.ahead = l.prefill.Add(r.uncached)
+	l.tokens.Add(int64(r.prompt))
+	r.ahead = tokens32(l.prefill.Add(int64(r.uncached)))
 	if r.cost != 0 {
-		l.cost.Add(r.cost)
+		l.cost.Add(int64(r.cost))
 	}
 	if r.talks {
 		l.talking.Add(1)
@@ -170,14 +170,20 @@ func (l *Live) reserved(before int64, load Load, now time.Time) Reservation {
 type Reservation struct {
 	live       *Live
 	at         int64 // unix nanoseconds
-	prompt     int64
-	uncached   int64
-	ahead      int64 // uncached tokens at the endpoint, its own included
-	cost       int64
-	output     int64 // tokens seen so far
+	prompt     int32
+	uncached   int32
+	ahead      int32 // uncached tokens at the endpoint, its own included
+	output     int32 // tokens seen so far
+	cost       int32 // in units of costUnit
 	talks      bool
 	prefilling bool
 }
+
+// maxCost is the most that one request counts.
+const maxCost = 1000
+
+// tokens32 keeps a Reservation small: no request has more.
+func tokens32(n int64) int32 { return int32(min(math.MaxInt32, max(0, n))) }
 
 // Live is the endpoint's, nil where nothing is held.
 func (r *Reservation) Live() *Live { return r.live }
@@ -188,7 +194,7 @@ func (r *Reservation) FirstToken(now time.Time) {
 		return
 	}
 	r.live.alive(now.UnixNano())
-	r.live.readIn(r.ahead, now.UnixNano()-r.at)
+	r.live.readIn(int64(r.ahead), now.UnixNano()-r.at)
 	r.endPrefill()
 }
 
@@ -203,7 +209,7 @@ func (r *Reservation) Mute() {
 func (r *Reservation) endPrefill() {
 	if r.prefilling {
 		r.prefilling = false
-		r.live.prefill.Add(-r.uncached)
+		r.live.prefill.Add(-int64(r.uncached))
 	}
 }
 
@@ -216,8 +222,8 @@ func (r *Reservation) Progress(total int64, now time.Time) {
 	}
 	at := now.UnixNano()
 	r.live.alive(at)
-	if more := max(0, total) - r.output; more != 0 {
-		r.output += more
+	if more := int64(tokens32(total) - r.output); more != 0 {
+		r.output += int32(more)
 		r.live.tokens.Add(more)
 		r.live.wrote(more, at)
 	}
@@ -229,7 +235,7 @@ func (r *Reservation) Move(to *Live, now time.Time) {
 	if r.live == nil || r.live == to {
 		return
 	}
-	load := Load{Prompt: r.prompt, Uncached: r.prompt, Cost: float64(r.cost) * costUnit, Talks: r.talks}
+	load := Load{Prompt: int64(r.prompt), Uncached: int64(r.prompt), Cost: float64(r.cost) * costUnit, Talks: r.talks}
 	r.Release(now, false)
 	*r = to.Reserve(load, now)
 }
@@ -246,9 +252,9 @@ func (r *Reservation) Release(now time.Time, completed bool) {
 		l.alive(at)
 	}
 	r.endPrefill()
-	l.tokens.Add(-r.prompt - r.output)
+	l.tokens.Add(-int64(r.prompt) - int64(r.output))
 	if r.cost != 0 {
-		l.cost.Add(-r.cost)
+		l.cost.Add(-int64(r.cost))
 	}
 	if r.talks {
 		l.talking.Add(-1)

@@ -71,7 +71,7 @@ func TestReservation(t *testing.T) {
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
 	want := func(what string, l *Live, inFlight, tokens, prefill int64, cost float64) {
 		t.Helper()
-		if l.InFlight() != inFlight || l.Tokens() != tokens || l.Prefill() != prefill || math.Abs(l.Cost()-cost) > 1e-9 {
+		if l.InFlight() != inFlight || l.Tokens() != tokens || l.Prefill() != prefill || math.Abs(l.Cost()-cost) > 1e-6 {
 			t.Errorf("%s: %d in flight, %d tokens, %d to read, cost %v", what, l.InFlight(), l.Tokens(), l.Prefill(), l.Cost())
 		}
 	}

@@ -13,6 +13,7 @@ type standing struct {
 	lives    []*Live
 	hashes   []uint64  // of the address
 	kvTokens []float64 // room of the KV cache in tokens, 0 where the engine does not say
+	block    int       // the largest block of a KV cache, in tokens, 0 where no engine says
 	full     []bool    // overloaded in absolute terms, as of the last reading
 
 	oldest, newest time.Time // when the first and the last endpoint became ready
@@ -53,6 +54,7 @@ func (st *standing) change(changes []Change) {
 		room, full := 0.0, false
 		if m := c.Metrics; m != nil {
 			room = float64(m.BlockSize) * float64(m.NumBlocks)
+			st.block = max(st.block, m.BlockSize)
 			kv, _ := m.Get(KVCacheUsagePerc)
 			waiting, _ := m.Get(NumRequestsWaiting)
 			full = kv >= overloadKV || waiting >= overloadWaiting
@@ -119,6 +121,14 @@ func (s *Snapshot) AddrHash(i int32) uint64 { return s.standing.hashes[i] }
 // KVTokens is the room of the KV cache of the endpoint at a position, in tokens,
 // 0 where its engine does not say.
 func (s *Snapshot) KVTokens(i int32) float64 { return s.standing.kvTokens[i] }
+
+// KVRoom is KVTokens by position; snapshots in which it did not change share the
+// slice.
+func (s *Snapshot) KVRoom() []float64 { return s.standing.kvTokens }
+
+// BlockSize is the largest block of the endpoints' KV caches in tokens, 0 where
+// no engine says it.
+func (s *Snapshot) BlockSize() int { return s.standing.block }
 
 // Overloaded reports whether the endpoint at a position was overloaded in
 // absolute terms at its last reading, and that is recent enough.
