@@ -122,16 +122,13 @@ func fill(v *pool.Values, r *reading, h *history) {
 			setKnown(v, c.to, recent, d.mean())
 		}
 	}
-	for _, c := range [...]struct {
-		to   pool.Metric
-		from metric
-	}{{pool.TimeToFirstTokenP95, timeToFirstToken}, {pool.InterTokenLatencyP95, interTokenLatency}} {
-		if d := r.of(c.from); d != nil {
+	for i, to := range [...]pool.Metric{pool.TimeToFirstTokenP95, pool.InterTokenLatencyP95} {
+		if d := r.of(trackedHistograms[i]); d != nil {
 			p95 := d.percentile(0.95)
 			if h != nil {
-				p95 = h.percentile(c.from, 0.95)
+				p95 = h.p95[i]
 			}
-			setKnown(v, c.to, p95)
+			setKnown(v, to, p95)
 		}
 	}
 	recent := math.NaN()

@@ -38,6 +38,9 @@ type history struct {
 	start  float64 // of the engine's process, 0 for unknown
 	blank  bool    // now has no buckets, those before a reset being useless
 	now    point   // the newest page
+	// p95 are percentiles of the first of trackedBuckets, as of the newest page with
+	// buckets.
+	p95 [2]float64
 }
 
 // point is one page's counters; NaN where absent.
@@ -90,6 +93,11 @@ func (h *history) observe(r *reading, buckets bool, taken time.Time) {
 	}
 	if h.n == 0 || taken.Sub(h.points[h.at].taken) >= historyStep {
 		h.keep()
+	}
+	if buckets || reset {
+		for i := range h.p95 {
+			h.p95[i] = h.percentile(trackedHistograms[i], 0.95)
+		}
 	}
 }
 

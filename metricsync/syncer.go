@@ -225,6 +225,7 @@ func (s *Syncer) write() {
 				s.open(s.takeMail(), time.Now())
 			case ev := <-s.events:
 				s.handle(ev, time.Now())
+				s.drainEvents()
 			case f := <-s.holder.Faults():
 				s.fault(f, time.Now())
 			case <-s.missing:
@@ -235,6 +236,18 @@ func (s *Syncer) write() {
 			}
 		})
 		s.guard(func() { timer.Reset(s.turn(time.Now())) })
+	}
+}
+
+// drainEvents takes in what else has come: results come many at a time.
+func (s *Syncer) drainEvents() {
+	for range eventQueue {
+		select {
+		case ev := <-s.events:
+			s.handle(ev, time.Now())
+		default:
+			return
+		}
 	}
 }
 
