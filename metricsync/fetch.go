@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/shuntproxy/shunt/internal/pool"
@@ -96,6 +97,15 @@ type scrape struct {
 	metrics  *pool.Metrics
 	asleep   bool
 	adapters adapters
+}
+
+// everywhere says in the error that none of the paths has a page, where that is
+// so.
+func (s *scrape) everywhere(paths []string) {
+	if e, ok := errors.AsType[statusError](s.err); ok && e.status == http.StatusNotFound {
+		e.path = strings.Join(paths, " and ")
+		s.err = e
+	}
 }
 
 // fetch is what a page is asked with.
@@ -269,6 +279,9 @@ type statusError struct {
 
 func (e statusError) Error() string {
 	s := fmt.Sprintf("%s answers %d", e.path, e.status)
+	if strings.Contains(e.path, " and ") {
+		s = fmt.Sprintf("%s answer %d", e.path, e.status)
+	}
 	switch e.status {
 	case http.StatusNotFound:
 		s += hintText(e.hint)

@@ -1,12 +1,14 @@
 package metricsync
 
 import (
+	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -69,12 +71,33 @@ func Inspect(engine pool.Engine, page io.Reader, limit int64) (*Report, error) {
 			return nil, err
 		}
 	}
-	bytes, err := p.parse(page, limit)
+	var read bytes.Buffer
+	size, err := p.parse(io.TeeReader(page, &read), limit)
 	if err != nil {
 		return nil, err
 	}
 	p.reading.reduce(&p.page, anyModel)
-	return p.report(bytes, ""), nil
+	out := p.report(size, "")
+	out.mistaken(func(other *table) bool {
+		p := newParser(other)
+		_, err := p.parse(bytes.NewReader(read.Bytes()), limit)
+		p.reading.reduce(&p.page, anyModel)
+		return err == nil && p.report(0, "").Usable
+	})
+	return out, nil
+}
+
+// mistaken says so where a page that is not usable has another engine's metrics.
+func (r *Report) mistaken(usable func(*table) bool) {
+	if r.Usable || r.Bytes == 0 {
+		return
+	}
+	for _, other := range newTables() {
+		if other != nil && other.engine != r.Engine && usable(other) {
+			r.Problem += fmt.Sprintf("; it has %s's: is the engine right?", other.engine)
+			return
+		}
+	}
 }
 
 // InspectURL asks for a page as a scrape would. Without a path in address, those
@@ -120,13 +143,21 @@ func InspectURL(ctx context.Context, engine pool.Engine, address string, cfg Con
 	for _, f.path = range paths {
 		f.until = time.Now().Add(in.Timeout)
 		out, p = f.page(ctx)
-		if e, ok := errors.AsType[statusError](out.err); !ok || e.status != 404 {
+		if e, ok := errors.AsType[statusError](out.err); !ok || e.status != http.StatusNotFound {
 			break
 		}
 	}
+	out.everywhere(paths)
 	switch out.reason {
 	case ScrapeOK, ScrapeEmpty:
-		return p.report(out.bytes, f.path), nil
+		r := p.report(out.bytes, f.path)
+		r.mistaken(func(other *table) bool {
+			p := newParser(other)
+			f.parser, f.until = func() *parser { return p }, time.Now().Add(in.Timeout)
+			f.page(ctx)
+			return p.report(0, "").Usable
+		})
+		return r, nil
 	case ScrapeFormat:
 		r := p.report(out.bytes, f.path)
 		r.Problem = out.err.Error()
@@ -139,9 +170,9 @@ func InspectURL(ctx context.Context, engine pool.Engine, address string, cfg Con
 }
 
 // report describes the reading.
-func (p *parser) report(bytes int64, path string) *Report {
+func (p *parser) report(size int64, path string) *Report {
 	r := &p.reading
-	out := &Report{Engine: p.table.engine, Bytes: bytes, Path: path}
+	out := &Report{Engine: p.table.engine, Bytes: size, Path: path}
 	load := []metric{numRequestsRunning, numRequestsWaiting, kvCacheUsage}
 	out.Usable = slices.ContainsFunc(load, func(m metric) bool { return r.states[m] == present })
 	switch {

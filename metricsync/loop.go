@@ -170,6 +170,7 @@ func (l *scraper) scrape(ctx context.Context) (out *scrape) {
 		}
 		l.path = (l.path + 1) % len(l.table.paths)
 	}
+	out.everywhere(l.table.paths)
 	switch out.reason {
 	case ScrapeOK:
 		l.adapters = p.reading.adapters(l.adapters)

@@ -82,6 +82,9 @@ func inspect(cmd *cobra.Command, engine pool.Engine, source string, cfg metricsy
 	page, age := cmd.InOrStdin(), time.Duration(0)
 	if source != "-" {
 		file, err := os.Open(source)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, 0, fmt.Errorf("there is no such file, and a URL begins with http:// or https://")
+		}
 		if err != nil {
 			return nil, 0, err
 		}

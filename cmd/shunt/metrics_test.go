@@ -32,6 +32,8 @@ func TestMetrics(t *testing.T) {
 		}
 	}))
 	t.Cleanup(srv.Close)
+	bare := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(bare.Close)
 	file := filepath.Join(t.TempDir(), "page")
 	if err := os.WriteFile(file, []byte(vllmPage), 0o600); err != nil {
 		t.Fatal(err)
@@ -47,11 +49,14 @@ func TestMetrics(t *testing.T) {
 		{"file", "", []string{file}, 0, "[a b]", ""},
 		{"stdin", vllmPage, []string{"-"}, 0, "kv_cache_usage_perc", ""},
 		{"empty", "", []string{"-"}, 2, "", "none of vllm's metrics"},
-		{"another engine's", vllmPage, []string{"--engine", "sglang", "-"}, 2, "", "none of sglang's metrics; start SGLang with --enable-metrics"},
+		{"another engine's", vllmPage, []string{"--engine", "sglang", "-"}, 2, "", "none of sglang's metrics; start SGLang with --enable-metrics; it has vllm's: is the engine right?"},
+		{"another engine's, at a URL", "", []string{"--engine", "sglang", srv.URL}, 2, "", "it has vllm's"},
+		{"404 at both paths", "", []string{"--engine", "xllm", bare.URL}, 1, "", "/metrics and /brpc_metrics answer 404"},
 		{"no load", "vllm:prompt_tokens_total 1\n", []string{"-"}, 2, "prompt_tokens_total", "neither num_requests_running"},
 		{"JSON", "", []string{"--engine", "trtllm", srv.URL}, 2, "", "return_perf_metrics"},
 		{"404", "", []string{srv.URL + "/none"}, 1, "", "/none answers 404"},
 		{"nobody", "", []string{"http://127.0.0.1:1"}, 1, "", "refused"},
+		{"no scheme", "", []string{"127.0.0.1:1"}, 1, "", "a URL begins with http://"},
 		{"no file", "", []string{file + "x"}, 1, "", "no such file"},
 		{"too large", vllmPage, []string{"--max-bytes", "10", "-"}, 1, "", "larger than maxBytes"},
 		{"unknown engine", "", []string{"--engine", "ollama", "-"}, 1, "", "valid: vllm, sglang, trtllm, xllm"},
