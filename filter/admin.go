@@ -116,6 +116,7 @@ func (rt *Runtime) monitorHandler() *http.ServeMux {
 // adminHandler serves everything.
 func (rt *Runtime) adminHandler() http.Handler {
 	mux := rt.monitorHandler()
+	mux.HandleFunc("GET /explain", rt.serveExplain)
 	mux.HandleFunc("GET /statusz.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("content-type", "application/json")
 		encoder := json.NewEncoder(w)

@@ -99,6 +99,8 @@ type Head struct {
 	// SessionID and SessionAffinity are the headers by which agents say which of
 	// their requests belong together; Cookie may, too.
 	SessionID, SessionAffinity, Cookie string
+	// RequestID is Envoy's x-request-id.
+	RequestID string
 	// Test is the fault to inject; only builds with the tag shunttest read it.
 	Test string
 
@@ -126,6 +128,9 @@ func (h *Head) Add(key, value string) {
 		return
 	case "content-type":
 		h.ContentType = value
+		return
+	case "x-request-id":
+		h.RequestID = value
 		return
 	case "cookie":
 		h.Cookie = value

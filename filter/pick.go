@@ -19,7 +19,7 @@ func (r *Request) pick(snap *pool.Snapshot, index []int32, now time.Time) scorer
 			Blocks: r.blocks, BlockTokens: r.blockTokens, Session: r.session,
 		},
 		Index: r.pool.index, Pins: r.pool.pins,
-		Costs: r.set.costs, Guards: r.set.guardsOf(r.policy),
+		Explain: r.why, Costs: r.set.costs, Guards: r.set.guardsOf(r.policy),
 	}
 	c := r.policy.PickAndReserve(&in)
 	for g := scorer.Guard(0); c.Guarded>>g != 0; g++ {

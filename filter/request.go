@@ -70,6 +70,7 @@ type Request struct {
 	waited  time.Duration
 	grpc    bool
 	explain bool
+	why     *scorer.Explanation // to be filled in by the pick, nil where nobody wants it
 	test    string
 }
 
@@ -170,6 +171,7 @@ func (r *Request) choosePool(h *Head, route *Route, v *Verdict) bool {
 		}
 		r.policy = p
 	}
+	r.wantExplanation(h)
 	if r.policy.NeedsSession() {
 		r.session = sessionOf(h, set.cfg.Sessions.Cookie)
 	}
@@ -335,6 +337,7 @@ func (r *Request) Resume(v *Verdict) {
 // route picks among candidates and reserves the winner.
 func (r *Request) route(snap *pool.Snapshot, index []int32, now time.Time, v *Verdict) {
 	choice := r.pick(snap, index, now)
+	r.explainPick()
 	e := &snap.Endpoints[choice.Index]
 	r.held = choice.Reservation
 	r.word.Store(stateRouted)

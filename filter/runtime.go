@@ -62,7 +62,9 @@ type Runtime struct {
 	now     func() time.Time
 	room    *flowcontrol.Room
 	faults  faultLog
-	yield   atomic.Bool // of the newest configuration
+
+	explained explained
+	yield     atomic.Bool // of the newest configuration
 
 	mu sync.Mutex // serialises changes of configuration; never taken by a request
 	// protected by mu
