@@ -18,6 +18,8 @@ const (
 	// framing bounds what an answer may be on the wire: so many times its limit,
 	// in chunks and with extensions, and what may come before it.
 	framing = 2
+	// maxLimit is the largest limit that can be told from none.
+	maxLimit = 1 << 50
 )
 
 var (
@@ -97,7 +99,7 @@ func (c *client) get(ctx context.Context, request []byte, connect time.Duration,
 		}
 		reused := c.reused
 		c.reused = true
-		c.spare = framing*c.limit + headLimit
+		c.spare = framing*min(c.limit, maxLimit) + headLimit
 		_, err := c.conn.Write(request)
 		var out answer
 		if err == nil {

@@ -69,6 +69,7 @@ func metricsCommand() *cobra.Command {
 	flags.StringVar(&cfg.Access.ServerName, "server-name", "", "name in the engine's certificate, if not the URL's host")
 	flags.BoolVar(&cfg.Access.SkipVerify, "insecure-skip-verify", false, "take any certificate")
 	flags.StringVar(&cfg.Access.TokenFile, "token-file", "", "file with a bearer token")
+	flags.StringToStringVar(&cfg.Access.Headers, "header", nil, "NAME=VALUE, sent with the request; repeatable")
 	return cmd
 }
 

@@ -25,6 +25,11 @@ func TestMetrics(t *testing.T) {
 		switch r.URL.Path {
 		case "/metrics", "/x":
 			_, _ = w.Write([]byte(vllmPage))
+		case "/secret":
+			if r.Header.Get("X-Key") != "k" {
+				w.WriteHeader(http.StatusUnauthorized)
+			}
+			_, _ = w.Write([]byte(vllmPage))
 		case "/prometheus/metrics":
 			_, _ = w.Write([]byte("[]"))
 		default:
@@ -46,6 +51,8 @@ func TestMetrics(t *testing.T) {
 	}{
 		{"URL", "", []string{srv.URL}, 0, "num_requests_running", ""},
 		{"URL with a path", "", []string{srv.URL + "/x"}, 0, "vllm:num_requests_running", ""},
+		{"not allowed", "", []string{srv.URL + "/secret"}, 1, "", "/secret answers 401"},
+		{"a header", "", []string{"--header", "X-Key=k", "--max-bytes", "9223372036854775807", srv.URL + "/secret"}, 0, "num_requests_running", ""},
 		{"file", "", []string{file}, 0, "[a b]", ""},
 		{"stdin", vllmPage, []string{"-"}, 0, "kv_cache_usage_perc", ""},
 		{"empty", "", []string{"-"}, 2, "", "none of vllm's metrics"},
