@@ -28,7 +28,9 @@ const sse = "data: {\"id\":\"1\",\"model\":\"m\",\"choices\":[{\"index\":0,\"del
 	"data: [DONE]\n\n"
 
 // renamed is what a client that asked for model "asked" gets instead.
-func renamed(answer string) string { return strings.ReplaceAll(answer, `"model":"m"`, `"model":"asked"`) }
+func renamed(answer string) string {
+	return strings.ReplaceAll(answer, `"model":"m"`, `"model":"asked"`)
+}
 
 // rewritten is a request for model asked that is rewritten to m.
 func rewritten(body string) call {
