@@ -164,6 +164,7 @@ type Model struct {
 	inStep      bool
 	spare       [][]int32 // block slices to reuse
 	hits        []int32   // scratch
+	slowdown    float64   // 0 is 1
 
 	runningLora, waitingLora map[string]int
 	loraChanged              bool
@@ -327,7 +328,7 @@ func (m *Model) startStep(at time.Duration) {
 	usage := min(m.KVUsage()+m.load.KVUsage, 1)
 	lone := 1 + m.par.BatchSlowdown*float64(max(batch+m.load.Running-1, 0)) + m.par.KVSlowdown*usage
 	sec := lone/m.par.DecodeRate + float64(prefill)/m.par.PrefillRate
-	m.stepEnd = at + max(time.Duration(sec*float64(time.Second)), 1)
+	m.stepEnd = at + m.duration(sec)
 	m.inStep = true
 	m.stats.Steps++
 	m.stats.IterationTokens.observe(float64(total))

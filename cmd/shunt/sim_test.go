@@ -1,0 +1,65 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestSim(t *testing.T) {
+	trace := filepath.Join(t.TempDir(), "t.jsonl")
+	if err := os.WriteFile(trace, []byte(`{"timestamp": 0, "input_length": 6758, "output_length": 50, "hash_ids": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]}
+{"timestamp": 3000, "input_length": 6758, "output_length": 50, "hash_ids": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	plot := filepath.Join(t.TempDir(), "out.svg")
+	var out, problems bytes.Buffer
+	code := run([]string{"sim", "--trace", trace, "--format", "mooncake", "--endpoints", "2", "--speed", "1.5", "--policy", "prefix-cache",
+		"--policy", "queue:2,kv-cache:2,prefix-cache:3", "--policy", "round-robin", "--seed", "3", "--output", "json", "--plot", plot}, nil, &out, &problems)
+	if code != 0 {
+		t.Fatal(problems.String())
+	}
+	var doc struct {
+		Rows []struct {
+			Policy  string
+			HitRate float64 `json:"hit_rate"`
+			TTFT    struct {
+				P99 float64
+			} `json:"ttft_ms"`
+		}
+	}
+	if err := json.Unmarshal(out.Bytes(), &doc); err != nil || len(doc.Rows) != 3 {
+		t.Fatal(err, out.String())
+	}
+	hit := float64(6758/64*64) / (2 * 6758)
+	for i, want := range []float64{hit, hit, 0} { // round robin takes the other
+		if got := doc.Rows[i].HitRate; got != want || doc.Rows[i].TTFT.P99 <= 0 {
+			t.Errorf("%s: hit rate %v, want %v", doc.Rows[i].Policy, got, want)
+		}
+	}
+	if svg, err := os.ReadFile(plot); err != nil || !strings.Contains(string(svg), "round-robin") {
+		t.Error("no plot", err)
+	}
+}
+
+func TestSimSaysWhatIsWrong(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"--policy nope", `"nope"`},
+		{"--trace /no/such/file", "--trace"},
+		{"--workload nope", "valid: shared-prefix"},
+		{"--output xml", "valid: text, json"},
+		{"--speed 0", "speed 0"},
+		{"--endpoints -3", "endpoints"},
+		{"--envoys 0", "Envoys"},
+		{"--seeds 0", "seeds"},
+	} {
+		var out, problems bytes.Buffer
+		if code := run(append([]string{"sim"}, strings.Fields(c.args)...), nil, &out, &problems); code != 1 || !strings.Contains(problems.String(), c.want) {
+			t.Errorf("%s: exit code %d, %q", c.args, code, problems.String())
+		}
+	}
+}
