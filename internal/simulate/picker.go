@@ -111,6 +111,7 @@ type shunt struct {
 	policy *scorer.Policy
 	guards scorer.Guards
 	index  *scorer.Index
+	pins   *scorer.Pins
 	holder *pool.Holder
 	slots  pool.Slots
 	cfg    *Config
@@ -131,9 +132,22 @@ func newShunt(p *scorer.Policy, s *world) *shunt {
 	t.guards = scorer.Guards{Wedged: true, Pushback: true, WarmUp: p.NeedsPrefix(), SlowStart: s.cfg.SlowStart}
 	if p.NeedsPrefix() {
 		t.index = scorer.NewIndex()
-		t.index.SetCapacity(max(1, s.cfg.Engine.Blocks))
+	}
+	if p.NeedsSession() {
+		t.pins = scorer.NewPins()
 	}
 	return t
+}
+
+// indexBlocks bounds the index of one Envoy, as the filter does where no memory
+// limit is known: 256 MiB.
+const indexBlocks = 256 << 20 / scorer.BytesPerBlock
+
+// follow makes the index that of the newest snapshot.
+func (t *shunt) follow() {
+	if t.index != nil {
+		t.index.Sync(t.holder.Load(), scorer.Limits{Total: indexBlocks, BlockTokens: BlockTokens})
+	}
 }
 
 func address(endpoint int) netip.AddrPort {
@@ -174,9 +188,7 @@ func (t *shunt) fleet(now time.Time, ready []bool) {
 	t.holder.Publish(pool.NewSnapshot(pool.Input{
 		Now: now, Seq: t.seq, Complete: true, Fresh: true, StaleAfter: t.cfg.StaleAfter, Endpoints: endpoints, Metrics: metrics,
 	}))
-	if t.index != nil {
-		t.index.Sync(t.holder.Load())
-	}
+	t.follow()
 }
 
 // queryEvery is how often Prometheus is asked.
@@ -238,6 +250,7 @@ func (t *shunt) publish(now time.Time) {
 	t.dirty = t.dirty[:0]
 	t.seq++
 	t.holder.Publish(t.holder.Load().WithReadings(now, t.seq, changes))
+	t.follow()
 }
 
 func (t *shunt) pick(now time.Time, j *job) int {
@@ -250,7 +263,7 @@ func (t *shunt) pick(now time.Time, j *job) int {
 		Request: scorer.Request{
 			Model: model, Prompt: int64(j.req.Prompt), Output: -1, Talks: true, BlockTokens: BlockTokens, Session: j.req.Session,
 		},
-		Index: t.index, Guards: t.guards,
+		Index: t.index, Pins: t.pins, Guards: t.guards,
 	}
 	if t.index != nil {
 		blocks := j.req.prompt()
