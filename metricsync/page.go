@@ -131,7 +131,7 @@ func (p *parser) read(r io.Reader, limit int64) (int64, error) {
 				p.line(data[:i])
 			}
 			skipping = false
-			data = p.pass(data[i+1:])
+			data = p.pass(p.run(data[i+1:]))
 		}
 		filled = copy(p.buf, data)
 		if err == io.EOF {
@@ -227,6 +227,46 @@ func (p *parser) remember(text []byte, id identity) {
 		l.model = p.models[id.model]
 	}
 	p.stage++
+}
+
+// run takes in the lines at the front of data that are the next buckets of the
+// series before, in the order of the page before and with whole counts, and
+// returns what is behind them. Other lines are left to line.
+func (p *parser) run(data []byte) []byte {
+	n, m := len(p.prefix), len(p.suffix)
+	if n == 0 || len(data) <= n || string(data[:n]) != string(p.prefix) {
+		return data
+	}
+	l := &p.layouts[p.layoutOf[p.bucketFamily]]
+	s := &p.families[p.bucketFamily].series[p.bucketSeries]
+	for at := p.bucketAt; at < len(l.texts) && at < len(s.counts); at++ {
+		le := l.texts[at]
+		k := n + len(le)
+		if len(data) <= k+m || string(data[:n]) != string(p.prefix) || string(data[n:k]) != le || string(data[k:k+m]) != string(p.suffix) {
+			break
+		}
+		v, i := uint64(0), k+m
+		for i < len(data) && data[i] >= '0' && data[i] <= '9' && i < k+m+15 {
+			v = v*10 + uint64(data[i]-'0')
+			i++
+		}
+		if i == k+m {
+			break
+		}
+		if len(data) > i+1 && data[i] == '.' && data[i+1] == '0' {
+			i += 2
+		}
+		if i >= len(data) || data[i] != '\n' {
+			break
+		}
+		if c := float64(v); s.counts[at] < c {
+			s.counts[at] = c
+			s.has |= 1 << partBucket
+		}
+		p.bucketAt = at + 1
+		data = data[i+1:]
+	}
+	return data
 }
 
 // pass returns data from the first line on that is no comment and whose name is
