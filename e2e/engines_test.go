@@ -134,9 +134,13 @@ func TestFourEnginesSideBySide(t *testing.T) {
 					if broken == 0 {
 						want = 1
 					}
-					if got := w.pickedBy(t, 5); got[four.servers[want].Addr()] != 5 {
-						t.Errorf("%s without a page: picks %v, want all at %s", four.names[broken], got, four.servers[want].Addr())
-					}
+					// On a machine that is busy the others' readings may end for a moment too.
+					eventually(t, fmt.Sprintf("%s is without a page, and all picks are at %s", four.names[broken], four.servers[want].Addr()), func() string {
+						if got := w.pickedBy(t, 5); got[four.servers[want].Addr()] != 5 {
+							return fmt.Sprint(got)
+						}
+						return ""
+					})
 					if err := e.SetMetricsFault(sim.MetricsFault{}); err != nil {
 						t.Fatal(err)
 					}

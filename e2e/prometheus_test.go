@@ -73,7 +73,7 @@ func newPrometheus(t *testing.T, engines ...*sim.Server) *promServer {
 		path := map[string]string{"vllm": "/metrics", "sglang": "/metrics", "trtllm": "/prometheus/metrics", "xllm": "/brpc_metrics"}[e.Config().Engine]
 		groups[path] = append(groups[path], e.Addr())
 	}
-	config := "global: {scrape_interval: 500ms, scrape_timeout: 500ms}\nscrape_configs:\n"
+	config := "global: {scrape_interval: 1s, scrape_timeout: 1s}\nscrape_configs:\n"
 	for path, addrs := range groups {
 		list, _ := json.Marshal(addrs) // of strings
 		// Twice, as it is where a cluster has more than one way to find its pods.
