@@ -177,7 +177,7 @@ func (w *pick) end() {
 
 // choose ranks the candidates and takes the best.
 func (w *pick) choose(seed uint64) Choice {
-	k := -1
+	var k int // -1 where none could be scored
 	fallback := FallbackNone
 	w.notes = nil
 	if len(w.policy.parts) == 1 {

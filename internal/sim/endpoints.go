@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -347,7 +348,7 @@ func (x *exchange) audio() {
 	fields, size := map[string]string{}, -1
 	for r := multipart.NewReader(bytes.NewReader(x.body), params["boundary"]); ; {
 		part, err := r.NextPart()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
