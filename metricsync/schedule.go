@@ -11,8 +11,8 @@ const (
 	minInterval = 50 * time.Millisecond
 	// slots is how many moments of an interval the scrapes of a pool are spread
 	// over: those of one moment share the cost of waking an idle process, which is
-	// more than that of a scrape (BenchmarkSync).
-	slots = 100
+	// more than that of a scrape (BenchmarkSync), and one snapshot (readingsGap).
+	slots = 20
 	// probeGap is the least time between two probes of one endpoint, however
 	// many requests fail to connect.
 	probeGap = 20 * time.Millisecond
