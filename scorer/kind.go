@@ -64,7 +64,7 @@ type param struct {
 }
 
 // maxParams bounds the numbers of one kind.
-const maxParams = 6
+const maxParams = 7
 
 type kindInfo struct {
 	name   string
@@ -128,12 +128,14 @@ var kinds = [numKinds]kindInfo{
 	}},
 	kindPrefixHRW: {name: "prefix-hrw", needs: needPrefix | needPrompt | needLive, params: append([]param{
 		{name: "homeFactor", value: 0.7, most: 1},
+		{name: "awayFactor", value: 2, least: 1, most: 1e6},
+		{name: "keyTokens", value: 1024, least: 1, most: big},
 	}, pricedParams...)},
 }
 
 // pricedParams are those of priced prefill: see priced.
 var pricedParams = []param{
-	{name: "backlogWeight", value: 2, most: 1e3},
+	{name: "backlogWeight", value: 0.5, most: 1e3},
 	{name: "batchTokens", value: 8192, least: 1, most: big},
 	{name: "kv", value: 1, most: 1, boolean: true},
 	{name: "speed", value: 1, most: 1, boolean: true},

@@ -180,21 +180,29 @@ func (w *pick) preble(pt *part) {
 	w.raw[best] = -1
 }
 
-// hrwCandidates is how many endpoints a prefix may go to under prefix-hrw.
+// hrwCandidates is how many endpoints prefix-hrw favours for a prefix.
 const hrwCandidates = 3
 
-// prefixHRW takes the three endpoints that rank first in rendezvous hashing of
-// the prompt's second block, favours the first of them, and prices. Envoys that
-// share nothing agree on the three. A prompt of less than a block is priced on
-// all.
+// prefixHRW favours the three endpoints that rank first in rendezvous hashing of
+// the prompt's first keyTokens, and of these the first: priced prefill, times
+// homeFactor at the first and awayFactor at those that are not among the three.
+// Envoys that share nothing agree on the three; that they are not the only ones
+// keeps a prefix which many prompts share, such as a system prompt longer than
+// keyTokens, from filling three endpoints while the others are idle. A prompt of
+// less than a block is priced on all alike.
 func (w *pick) prefixHRW(pt *part) {
-	w.priced(pt, 1)
+	home, away, keyTokens := pt.p[0], pt.p[1], pt.p[2]
+	w.priced(pt, 3)
 	w.tieByRequests()
 	blocks := w.in.Request.Blocks
 	if len(blocks) == 0 || len(w.cand) <= 1 {
 		return
 	}
-	key := blocks[min(1, len(blocks)-1)]
+	at := len(blocks) - 1
+	if size := w.in.Request.BlockTokens; size > 0 {
+		at = max(0, min(at, int(keyTokens/size)-1))
+	}
+	key := blocks[at]
 	var top [hrwCandidates]int
 	var rank [hrwCandidates]uint64
 	n := 0
@@ -216,9 +224,9 @@ func (w *pick) prefixHRW(pt *part) {
 	for j := range n {
 		kept[j] = w.raw[top[j]]
 	}
-	kept[0] *= pt.p[0]
+	kept[0] *= home
 	for k := range w.raw {
-		w.raw[k] = none
+		w.raw[k] *= away
 	}
 	for j := range n {
 		w.raw[top[j]] = kept[j]

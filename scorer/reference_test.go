@@ -276,7 +276,7 @@ func (d *dumb) values(name string) []value {
 		})
 	case "prefill-cost":
 		return costThenRequests(func(i int) float64 {
-			alpha := 1 + 2*meanP/8192
+			alpha := 1 + 0.5*meanP/8192
 			return (float64(d.eps[i].prefill) + alpha*d.miss(i)) / rel[i] * (1 + d.kvUse(i))
 		})
 	case "expected-ttft":

@@ -48,8 +48,11 @@ const (
 	rateWindow = time.Second
 	// rateConstant is the time constant of the output rate's average (AIBrix's).
 	rateConstant = 10 * time.Second
-	// prefillWeight is that of one request in the prefill rate's average.
-	prefillWeight = 0.2
+	// prefillWeight is that of prefillFull tokens or more in the prefill rate's
+	// average; fewer weigh less in proportion: the less there was to read, the more
+	// of the time was the running batch's.
+	prefillWeight = 0.1
+	prefillFull   = 8192
 	// prefillLeast is the least work that says something of the prefill rate:
 	// below it, a first token waits for the running batch and not for itself.
 	prefillLeast = 512
@@ -291,10 +294,25 @@ func (l *Live) fold(at int64, least time.Duration) {
 }
 
 // readIn learns the prefill rate from a request before which, itself included,
-// that many tokens had to be read, and whose first token took that long.
+// that many tokens had to be read, and whose first token took that long. It
+// averages times per token by their tokens, so that the rate is that of all tokens
+// over all time: a mean of rates would be that of whoever happened to read little.
 func (l *Live) readIn(tokens, nanos int64) {
-	if tokens >= prefillLeast && nanos > 0 {
-		average(&l.prefillRate, float64(tokens)/(float64(nanos)/1e9), prefillWeight)
+	if tokens < prefillLeast || nanos <= 0 {
+		return
+	}
+	took := float64(nanos) / 1e9 / float64(tokens) // seconds per token
+	weight := prefillWeight * min(1, float64(tokens)/prefillFull)
+	for {
+		old := l.prefillRate.Load()
+		next := took
+		if old != 0 {
+			next = 1 / math.Float64frombits(old)
+			next += weight * (took - next)
+		}
+		if l.prefillRate.CompareAndSwap(old, math.Float64bits(1/next)) {
+			return
+		}
 	}
 }
 

@@ -81,7 +81,7 @@ func TestReservation(t *testing.T) {
 	r.FirstToken(at(100))
 	r.FirstToken(at(200))
 	want("first token", &a, 2, 1010, 10, 0.25)
-	if got := a.PrefillRate(); got != 6000 {
+	if got := a.PrefillRate(); math.Abs(got-6000) > 1e-6 {
 		t.Errorf("prefill rate %v", got)
 	}
 	r.Progress(20, at(300))
@@ -179,6 +179,33 @@ func TestPushback(t *testing.T) {
 }
 
 var escape []*Live // so that they are on the heap
+
+// TestPrefillRateIsOfAllTokens: small prompts, which wait for the running batch, do
+// not drown what large ones say.
+func TestPrefillRateIsOfAllTokens(t *testing.T) {
+	var l Live
+	now := start
+	for i := range 2000 {
+		tokens, took := int64(600), 60*time.Millisecond // 10,000 per second
+		if i%10 == 0 {
+			tokens, took = 20_000, 500*time.Millisecond // 40,000 per second
+		}
+		r := l.Reserve(Load{Prompt: tokens, Uncached: tokens}, now)
+		now = now.Add(took)
+		r.FirstToken(now)
+		r.Release(now, true)
+	}
+	// 9 of 600 tokens weigh 0.66 of one of 8,192 and more: (0.66 + 1)/(0.66/10,000 + 1/40,000).
+	if got := l.PrefillRate(); math.Abs(got-18_240) > 600 {
+		t.Errorf("prefill rate %v", got)
+	}
+	var none Live
+	r := none.Reserve(Load{Prompt: prefillLeast - 1, Uncached: prefillLeast - 1}, now)
+	r.FirstToken(now.Add(time.Second))
+	if got := none.PrefillRate(); got != 0 {
+		t.Errorf("prefill rate %v of next to nothing", got)
+	}
+}
 
 func TestLivesShareNoCacheLine(t *testing.T) {
 	const line = 64
