@@ -94,8 +94,14 @@ func oracle(t *table, text string) (out flat, ok bool) {
 		}
 	}
 	maps.DeleteFunc(out, func(_ string, v float64) bool { return math.IsNaN(v) })
+	if _, ok := out[ambiguous]; ok {
+		return nil, false
+	}
 	return out, true
 }
+
+// ambiguous is in what the oracle read where a page can be read in two ways.
+const ambiguous = "ambiguous"
 
 type oracleRow struct {
 	*table
@@ -170,8 +176,12 @@ func (o oracleRow) distinct(all []*one, by string) []*one {
 			delete(group, l)
 		}
 		key := fmt.Sprint(group)
-		if b := best[key]; b == nil || s.values[by] > b.values[by] {
+		b := best[key]
+		switch {
+		case b == nil || s.values[by] > b.values[by] || s.values[by] == b.values[by] && s.values["_sum"] > b.values["_sum"]:
 			best[key] = s
+		case s.values[by] == b.values[by] && s.values["_sum"] == b.values["_sum"] && !maps.Equal(s.values, b.values):
+			o.out[ambiguous] = 1 // which of them counts, nothing says
 		}
 	}
 	return slices.DeleteFunc(all, func(s *one) bool {

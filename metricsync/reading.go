@@ -167,8 +167,8 @@ func (f *familySeries) whole(model int, mask uint16) bool {
 }
 
 // again reports whether another series of the same group, of those that have a
-// part of mask, stands for this one: the one with the larger value, or the first
-// of equal ones.
+// part of mask, stands for this one: the one with the larger value, of equal ones
+// that with the larger sum, else the first.
 func (r *reading) again(f *familySeries, i int, part part, mask uint16) bool {
 	if len(r.table.sameLabels) == 0 {
 		return false
@@ -179,7 +179,11 @@ func (r *reading) again(f *familySeries, i int, part part, mask uint16) bool {
 		if j == i || o.group != s.group || o.has&mask == 0 {
 			continue
 		}
-		if v, w := o.values[part], s.values[part]; v > w || v == w && j < i {
+		v, w := o.values[part], s.values[part]
+		if v == w { // of histograms that count the same, whatever the order on the page
+			v, w = o.values[partSum], s.values[partSum]
+		}
+		if v > w || v == w && j < i {
 			return true
 		}
 	}
