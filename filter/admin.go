@@ -123,6 +123,7 @@ func (rt *Runtime) adminHandler() http.Handler {
 		encoder.SetIndent("", "  ")
 		_ = encoder.Encode(rt.Status()) // a client that has gone needs no answer
 	})
+	rt.drainHandlers(mux)
 	injectAdmin(rt, mux)
 	return mux
 }

@@ -62,7 +62,7 @@ func (r *Request) injectWait(now time.Time, v *Verdict) bool {
 	if err != nil {
 		return false
 	}
-	if !r.wait(delayQueue(r.gen.runtime), now.Add(d), v) {
+	if !r.hold(delayQueue(r.gen.runtime), now.Add(d), v) {
 		r.drop(DropSaturated, "no room to wait", v)
 	}
 	return true
@@ -70,7 +70,7 @@ func (r *Request) injectWait(now time.Time, v *Verdict) bool {
 
 // injectResume answers a request whose test wait ran out.
 func (r *Request) injectResume(v *Verdict) bool {
-	if !strings.HasPrefix(r.test, "wait-") || r.outcome != flowcontrol.Expired {
+	if !strings.HasPrefix(r.test, "wait-") || r.wait.outcome != flowcontrol.Expired {
 		return false
 	}
 	r.drop(DropTTLExpired, "the test wait ran out", v)

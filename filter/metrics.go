@@ -18,10 +18,14 @@ import (
 type metrics struct {
 	registry *prometheus.Registry
 
-	spoofed        prometheus.Counter
-	aliases        [numHeaders]prometheus.Counter // by the older name
-	duplicates     [numHeaders]prometheus.Counter
-	malformed      [numHeaders]prometheus.Counter
+	spoofed    prometheus.Counter
+	aliases    [numHeaders]prometheus.Counter // by the older name
+	duplicates [numHeaders]prometheus.Counter
+	malformed  [numHeaders]prometheus.Counter
+
+	unknownObjectives prometheus.Counter
+	queueSeconds      *prometheus.HistogramVec // pool, priority, outcome
+
 	internalErrors *prometheus.CounterVec // where
 	reloads        *prometheus.CounterVec // result
 	configStale    prometheus.Gauge
@@ -99,6 +103,13 @@ func newMetrics(version string) *metrics {
 	m.fallbacks = counter("fallbacks_total", "Picks not made by the policy's rule: at random because it could score no candidate, or the emptiest because the request fits on none.", "pool", "policy")
 	m.guarded = counter("guarded_picks_total", "Picks from which a guard took candidates out.", "pool", "guard")
 	m.drops = counter("drops_total", "Requests dropped, by drop reason.", "pool", "reason")
+	m.unknownObjectives = counter("unknown_objectives_total",
+		"Requests that named an objective which the configuration does not have; they have priority 0.").WithLabelValues()
+	m.queueSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "shunt_queue_seconds", Help: "How long requests waited for room, by what became of them.",
+		Buckets: prometheus.ExponentialBuckets(1e-3, 2, 18),
+	}, []string{"pool", "priority", "outcome"})
+	m.registry.MustRegister(m.queueSeconds)
 	m.refusals = counter("refusals_total", "Requests refused as invalid, by error code.", "pool", "code")
 	m.faults = counter("endpoint_faults_total", "Requests that an endpoint reset before response headers or refused to connect.", "pool", "kind")
 	m.moved = counter("moved_total", "Requests that another endpoint than the picked one served.", "pool")
@@ -122,7 +133,9 @@ type poolCounters struct {
 	firstByte   prometheus.Observer
 	firstToken  prometheus.Observer
 	refusals    *prometheus.CounterVec
-	models      modelTable
+
+	queueSeconds prometheus.ObserverVec // priority, outcome
+	models       modelTable
 
 	usage          [numUsageSources]prometheus.Counter
 	unread         [numUnreadCauses]prometheus.Counter
@@ -140,6 +153,8 @@ func (m *metrics) forPool(name string) *poolCounters {
 		firstByte:   m.firstByte.WithLabelValues(name),
 		firstToken:  m.firstToken.WithLabelValues(name),
 		refusals:    m.refusals.MustCurryWith(prometheus.Labels{"pool": name}),
+
+		queueSeconds: m.queueSeconds.MustCurryWith(prometheus.Labels{"pool": name}),
 
 		upstreamErrors: m.upstream.MustCurryWith(prometheus.Labels{"pool": name}),
 		failedAnswers:  m.failed.WithLabelValues(name),

@@ -10,8 +10,8 @@ import (
 )
 
 // pick chooses among candidates by the request's policy and reserves the
-// winner.
-func (r *Request) pick(snap *pool.Snapshot, index []int32, now time.Time) scorer.Choice {
+// winner, unless admit finds it full. No admit is nil.
+func (r *Request) pick(snap *pool.Snapshot, index []int32, now time.Time, admit *admission) scorer.Choice {
 	in := scorer.Input{
 		Snapshot: snap, Candidates: index, Now: now, Seed: rand.Uint64(),
 		Request: scorer.Request{
@@ -20,6 +20,9 @@ func (r *Request) pick(snap *pool.Snapshot, index []int32, now time.Time) scorer
 		},
 		Index: r.pool.index, Pins: r.pool.pins,
 		Explain: r.why, Costs: r.set.costs, Guards: r.set.guardsOf(r.policy),
+	}
+	if admit != nil {
+		in.Admit = admit
 	}
 	c := r.policy.PickAndReserve(&in)
 	for g := scorer.Guard(0); c.Guarded>>g != 0; g++ {

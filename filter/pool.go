@@ -27,7 +27,8 @@ type Pool struct {
 	holder   *pool.Holder
 	syncer   *metricsync.Syncer
 	querier  *metricsync.Querier
-	queue    *flowcontrol.Queue
+	queue    *flowcontrol.Queue // for its start
+	flow     *flowcontrol.Controller
 	counters *poolCounters
 	tokens   pool.Tokenizers
 	prefixes
@@ -78,6 +79,7 @@ func (rt *Runtime) newPool(name string) *Pool {
 		name: name, started: rt.now(), holder: pool.NewHolder(), queue: rt.room.NewQueue(),
 		counters: rt.metrics.forPool(name), prefixes: prefixes{index: scorer.NewIndex(), pins: scorer.NewPins()},
 	}
+	p.flow = rt.room.NewController(flowcontrol.Options{Snapshot: p.holder.Load, Candidates: laneCandidates})
 	p.syncer = metricsync.New(metricsync.Options{
 		Name: name, Holder: p.holder, Log: rt.options.Log, OnPublish: p.published,
 	}, metricsync.Config{})
@@ -97,6 +99,7 @@ func (p *Pool) published(s *pool.Snapshot) {
 	if s.Complete && (s.Judged || len(s.All().Index) > 0) {
 		p.queue.Grant(p.queue.Len())
 	}
+	p.flow.Changed()
 }
 
 // definePoolLocked makes def the pool's definition, that of gen.
@@ -121,6 +124,9 @@ func (rt *Runtime) definePoolLocked(p *Pool, def *config.Pool, cfg *config.Confi
 		p.syncer.Apply(scrape)
 	}
 	p.querier.Apply(queryConfig(&cfg.Prometheus))
+	if flow, err := cfg.FlowControl.Compile(); err == nil { // validated before
+		p.flow.Apply(flow)
+	}
 	if changed {
 		p.syncer.SetTargets(sourceStatic, staticTargets(def), metricsync.Complete)
 		rt.fileSourceLocked(p, def)
@@ -201,6 +207,9 @@ func (rt *Runtime) scratchPools(cfg *config.Config) map[string]*Pool {
 	for _, name := range cfg.Pools.Names() {
 		pools[name] = rt.newPool(name)
 		pools[name].limits.Store(limitsOf(cfg, rt.options.MemoryCgroup))
+		if flow, err := cfg.FlowControl.Compile(); err == nil {
+			pools[name].flow.Apply(flow)
+		}
 	}
 	return pools
 }
@@ -211,6 +220,7 @@ func (p *Pool) stop() {
 	}
 	p.querier.Stop()
 	p.syncer.Stop()
+	p.flow.Close()
 }
 
 // conflictLocked reports whether an older live configuration defines the pool

@@ -1,10 +1,12 @@
 package filter
 
 import (
+	"math"
 	"math/rand/v2"
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/shuntproxy/shunt/internal/openai"
 	"github.com/shuntproxy/shunt/scorer"
@@ -33,10 +35,18 @@ func (r *Request) drop(reason DropReason, message string, v *Verdict) {
 	v.Reply.Status = status
 	v.Reply.Headers = append(v.Reply.Headers, Header{HeaderDropReason, reason.String()})
 	if least, most := reason.retryAfter(); most > 0 {
-		v.Reply.Headers = append(v.Reply.Headers, Header{"retry-after", strconv.Itoa(least + rand.IntN(most-least+1))})
+		v.Reply.Headers = append(v.Reply.Headers, Header{"retry-after", strconv.Itoa(retryIn(least+rand.IntN(most-least+1), r.wait.drain))})
 	}
 	r.reply(status, reason.String(), message, "", reason.grpcStatus(), v)
 	r.word.Store(stateDone) // last: what panics before has not answered
+}
+
+// maxRetryAfter is the longest that a client is told to stay away, in seconds.
+const maxRetryAfter = 30
+
+// retryIn adds the time that a queue needs to the seconds drawn for a client.
+func retryIn(seconds int, drain time.Duration) int {
+	return min(maxRetryAfter, seconds+int(math.Ceil(drain.Seconds())))
 }
 
 // refuse ends the request with an error that its client has to mend.
@@ -76,6 +86,7 @@ func (r *Request) nameModels(v *Verdict) {
 		v.text("target_model", r.model)
 	}
 	r.tellIdentity(v)
+	r.tellPriority(v)
 }
 
 func (r *Request) reply(status int, code, message, param string, grpc int, v *Verdict) {
@@ -129,9 +140,16 @@ func (r *Request) guard(where string, v *Verdict) {
 func (r *Request) undo() {
 	switch r.word.Swap(stateNew) {
 	case stateWaiting:
-		r.gen.runtime.room.Remove(&r.waiter)
+		r.gen.runtime.room.Remove(&r.wait.waiter)
+	case stateGranted:
+		r.giveUp()
 	case stateRouted:
+		live := r.held.Live()
 		r.held.Release(r.gen.runtime.now(), false)
+		r.gen.runtime.flights.add(-1)
+		if live != nil {
+			r.freed(live)
+		}
 	}
 }
 
@@ -168,7 +186,8 @@ func (r *Request) routeAnyway(where string, v *Verdict) (ok bool) {
 		return false
 	}
 	r.policy = scorer.LeastRequest()
-	r.route(snap, index, r.gen.runtime.now(), v)
+	now := r.gen.runtime.now()
+	r.send(snap, r.pick(snap, index, now, nil), now, v)
 	return true
 }
 

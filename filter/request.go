@@ -43,9 +43,8 @@ type Request struct {
 	host Host
 	gen  *Generation
 
-	word    atomic.Uint32
-	outcome flowcontrol.Outcome // written before the word becomes granted
-	waiter  flowcontrol.Waiter  // its queue's
+	word atomic.Uint32
+	wait waiting
 
 	// of the worker
 	set       *settings // read once, at headers
@@ -117,6 +116,7 @@ func (r *Request) Headers(h *Head, endStream bool, route *Route, v *Verdict) {
 	}
 
 	r.identify(h)
+	r.prioritize()
 	if id := r.lookup(h); !r.readsBody() {
 		r.byHeaders(h, id, now, v)
 		return
@@ -240,6 +240,10 @@ func (r *Request) decideOn(snap *pool.Snapshot, now time.Time, v *Verdict) {
 	if injecting && r.injectWait(now, v) {
 		return
 	}
+	if r.gen.runtime.room.Draining() {
+		r.shutDown(v)
+		return
+	}
 	if r.rules != nil && r.rules.From == openai.FromPool && r.answerModels(snap, now, v) {
 		return
 	}
@@ -258,7 +262,7 @@ func (r *Request) decideOn(snap *pool.Snapshot, now time.Time, v *Verdict) {
 			return
 		}
 	}
-	r.route(snap, index, now, v)
+	r.admit(snap, index, nil, now, v)
 }
 
 // starting reports whether the pool may yet learn of endpoints that it has from
@@ -271,7 +275,7 @@ func (r *Request) starting(snap *pool.Snapshot, now time.Time) bool {
 // the model is unknown or only not served now.
 func (r *Request) noCandidates(snap *pool.Snapshot, candidates *pool.Candidates, now time.Time, v *Verdict) {
 	if r.starting(snap, now) {
-		if r.wait(r.pool.queue, r.pool.started.Add(r.set.cfg.StartupHold), v) {
+		if r.hold(r.pool.queue, r.pool.started.Add(r.set.cfg.StartupHold), v) {
 			if newer := r.pool.holder.Load(); newer != snap {
 				r.pool.published(newer) // it may have come before the queue had us
 			}
@@ -284,36 +288,31 @@ func (r *Request) noCandidates(snap *pool.Snapshot, candidates *pool.Candidates,
 		r.drop(DropNoEndpoints, "no endpoint is ready", v)
 		return
 	}
-	if candidates == nil {
+	if candidates == nil && !r.wait.waiter.Again() {
 		r.pool.syncer.ModelMissing(r.model)
 		if snap.Complete && snap.Fresh && !snap.Uncertain && len(snap.Endpoints) > 0 && !snap.Known(r.model) {
 			r.refuse(r.set.cfg.Models.NotFoundStatus, codeModelNotFound, r.missing(), "model", v)
 			return
 		}
 	}
+	if r.waitsForEndpoint(now, v) {
+		return
+	}
 	r.drop(DropNoEndpoints, "no endpoint of model "+quote(r.model)+" is ready", v)
 }
 
-// wait puts the request into a queue and reports whether there was room.
-func (r *Request) wait(q *flowcontrol.Queue, until time.Time, v *Verdict) bool {
+// hold puts the request into a queue that is not for room, and reports whether
+// it could.
+func (r *Request) hold(q *flowcontrol.Queue, until time.Time, v *Verdict) bool {
 	r.host.PrepareWait()
 	r.decided = r.gen.runtime.now()
 	r.word.Store(stateWaiting) // before Add: the grant may come at once
-	if !q.Add(&r.waiter, r, until, r.size) {
+	if !q.Add(&r.wait.waiter, r, until, r.size) {
 		r.word.Store(stateNew)
 		return false
 	}
 	v.Action = Wait
 	return true
-}
-
-// Wake is called by the queue, from any goroutine.
-func (r *Request) Wake(o flowcontrol.Outcome, _ *pool.Live) {
-	defer r.guard("wake", nil)
-	r.outcome = o
-	if r.word.CompareAndSwap(stateWaiting, stateGranted) {
-		r.host.Post()
-	}
 }
 
 // Resume decides anew about a request that has waited.
@@ -331,16 +330,24 @@ func (r *Request) Resume(v *Verdict) {
 	if injecting && r.injectResume(v) {
 		return
 	}
-	r.decide(now, v)
+	hold := r.wait.granted
+	r.wait.granted = nil
+	switch {
+	case r.woken(v):
+	case hold == nil:
+		r.decide(now, v)
+	default:
+		r.resumeWith(hold, now, v)
+	}
 }
 
-// route picks among candidates and reserves the winner.
-func (r *Request) route(snap *pool.Snapshot, index []int32, now time.Time, v *Verdict) {
-	choice := r.pick(snap, index, now)
+// send routes the request to the endpoint of a choice, which is reserved.
+func (r *Request) send(snap *pool.Snapshot, choice scorer.Choice, now time.Time, v *Verdict) {
 	r.explainPick()
 	e := &snap.Endpoints[choice.Index]
 	r.held = choice.Reservation
 	r.word.Store(stateRouted)
+	r.gen.runtime.flights.add(1)
 	fallback := choice.Fallback.String()
 	r.pool.counters.picked(r.policy, choice.Fallback)
 	v.Action, v.Destination = Continue, e.Key
@@ -350,6 +357,7 @@ func (r *Request) route(snap *pool.Snapshot, index []int32, now time.Time, v *Ve
 	v.text("model", r.asked)
 	v.text("target_model", r.model)
 	r.tellIdentity(v)
+	r.tellPriority(v)
 	v.text("endpoint", e.Key)
 	v.text("pod", e.Pod)
 	v.text("policy", r.policy.String())
@@ -379,7 +387,9 @@ func (r *Request) Served(address string, v *Verdict) {
 	address = strings.Clone(address)
 	pod := address // as an endpoint without a name is shown
 	if e := r.pool.holder.Load().ByKey(address); e != nil {
+		left := r.held.Live()
 		r.held.Move(e.Live, r.gen.runtime.now())
+		r.freed(left)
 		if e.Pod != "" {
 			pod = e.Pod
 		}
@@ -417,14 +427,17 @@ func (r *Request) Finish(end End, v *Verdict) {
 func (r *Request) finish(end End, v *Verdict) {
 	switch r.word.Swap(stateDone) {
 	case stateWaiting:
-		r.gen.runtime.room.Remove(&r.waiter)
+		r.gen.runtime.room.Remove(&r.wait.waiter)
 		r.cancelled(v)
 	case stateGranted:
+		r.giveUp()
 		r.cancelled(v)
 	case stateRouted:
 		now, live := r.gen.runtime.now(), r.held.Live()
 		r.settle(end, now, v)
 		r.held.Release(now, end.Answered && end.Details == "")
+		r.gen.runtime.flights.add(-1)
+		r.freed(live)
 		if end.FirstByte > 0 {
 			r.pool.counters.firstByte.Observe(end.FirstByte.Seconds())
 			if !v.has("ttft_ms") {
@@ -442,6 +455,12 @@ func (r *Request) finish(end End, v *Verdict) {
 func (r *Request) cancelled(v *Verdict) {
 	r.pool.counters.drops[DropContextCancelled].Inc()
 	v.text("reason", DropContextCancelled.String())
+	r.nameModels(v)
+	r.waited += r.gen.runtime.now().Sub(r.decided)
+	v.number("queue_ms", float64(r.waited)/float64(time.Millisecond))
+	if r.wait.inBand {
+		r.pool.counters.waited(r.priority(), 0, r.waited)
+	}
 }
 
 // classify tells from Envoy's response_code_details whether an endpoint failed.

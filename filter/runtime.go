@@ -65,6 +65,7 @@ type Runtime struct {
 
 	explained explained
 	yield     atomic.Bool // of the newest configuration
+	flights   flights
 
 	mu sync.Mutex // serialises changes of configuration; never taken by a request
 	// protected by mu
@@ -77,6 +78,7 @@ type Runtime struct {
 	stopTimer  *time.Timer
 	tuned      bool
 	generation uint64
+	drain      drainState
 
 	background sync.WaitGroup // of the stop timer, and of listeners being closed
 }
@@ -94,7 +96,7 @@ func NewRuntime(options Options) *Runtime {
 		pools: make(map[string]*Pool), live: make(map[*Generation]struct{}), routes: make(map[*Route]struct{}),
 	}
 	rt.room = flowcontrol.NewRoom(maxWaiting, 0, rt.now)
-	rt.metrics.registry.MustRegister(endpointCollector{rt}, queryCollector{rt})
+	rt.metrics.registry.MustRegister(endpointCollector{rt}, flowCollector{rt}, queryCollector{rt})
 	return rt
 }
 
@@ -113,7 +115,9 @@ type settings struct {
 	costs   *scorer.Costs
 	scan    openai.Options
 
-	rewriter *rewriter
+	rewriter   *rewriter
+	flow       flowcontrol.Config
+	objectives map[string]*config.Objective
 }
 
 // Generation is one filter configuration of the host: the background work
@@ -239,6 +243,10 @@ func (rt *Runtime) settingsLocked(cfg *config.Config, pools map[string]*Pool) (*
 	}
 	set.costs = cfg.CostList()
 	set.rewriter = newRewriter(cfg)
+	if set.flow, err = cfg.FlowControl.Compile(); err != nil {
+		return nil, err
+	}
+	set.objectives = objectives(cfg)
 	set.scan = openai.Options{MaxDepth: cfg.Limits.JSONDepth}
 	return set, nil
 }
@@ -358,6 +366,9 @@ func (rt *Runtime) Stop() {
 		g.Release()
 	}
 	rt.mu.Lock()
+	if rt.drain.timer != nil {
+		rt.drain.timer.Stop()
+	}
 	rt.endTimerLocked()
 	rt.mu.Unlock()
 	rt.stopUnused()
@@ -496,6 +507,9 @@ func (rt *Runtime) users(p *Pool) (configs int, conflict bool) {
 
 // notReady says why the process should get no traffic yet, or "".
 func (rt *Runtime) notReady() string {
+	if rt.draining() {
+		return "draining"
+	}
 	pools := rt.poolList()
 	pools = slices.DeleteFunc(pools, func(p *Pool) bool { users, _ := rt.users(p); return users == 0 })
 	if len(pools) == 0 {

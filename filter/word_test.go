@@ -14,7 +14,7 @@ import (
 
 // TestFinishInEachState ends a request wherever it may be.
 func TestFinishInEachState(t *testing.T) {
-	const cancelled = "continue reason=rejected-context-cancelled"
+	const cancelled = "continue reason=rejected-context-cancelled model=m fairness_id=default-flow"
 	for _, c := range []struct {
 		name  string
 		setUp func(w *world, s *stream)

@@ -42,8 +42,17 @@ type Input struct {
 	Costs *Costs
 	// Guards are those that are on.
 	Guards Guards
+	// Admit, if it is not nil, may find the winner full: then it is not reserved.
+	Admit Admitter
 	// Explain is filled in if it is not nil.
 	Explain *Explanation
+}
+
+// Admitter says which endpoints may take no request now.
+type Admitter interface {
+	// Full reports whether the endpoint at a position is full. own is what the
+	// caller itself has reserved there.
+	Full(i int32, own int64) bool
 }
 
 // Fallback is what a policy did in place of its rule.
@@ -80,6 +89,8 @@ type Choice struct {
 	Cached int64
 	// Reservation is what PickAndReserve took of the winner's live load.
 	Reservation pool.Reservation
+	// Full is true where Input.Admit found the winner full: nothing is reserved.
+	Full bool
 
 	k    int   // position among the candidates that the guards left
 	seen int64 // the winner's in-flight count when it won
@@ -135,6 +146,10 @@ func (p *Policy) PickAndReserve(in *Input) Choice {
 		live := in.Snapshot.Live(i)
 		load := pool.Load{Prompt: in.Request.Prompt, Uncached: in.Request.Prompt - c.Cached, Talks: in.Request.Talks}
 		load.Cost = in.Costs.of(&in.Request, in.Snapshot, i)
+		if in.Admit != nil && in.Admit.Full(i, 0) {
+			c.Full = true
+			return c
+		}
 		ok := true
 		if p.needs&needLive != 0 && try < maxTries {
 			c.Reservation, ok = live.TryReserve(c.seen, load, in.Now)
@@ -144,6 +159,11 @@ func (p *Policy) PickAndReserve(in *Input) Choice {
 		if !ok {
 			seed = mix(seed)
 			continue
+		}
+		if in.Admit != nil && in.Admit.Full(i, 1) { // others took the last slots in between
+			c.Reservation.Release(in.Now, false)
+			c.Full = true
+			return c
 		}
 		if in.Index != nil && p.needs&needPrefix != 0 {
 			in.Index.Add(live, in.Request.Blocks)

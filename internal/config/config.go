@@ -72,6 +72,21 @@ type Config struct {
 	// Limits bound what one request, and all together, may hold in memory.
 	Limits Limits `json:"limits,omitempty"`
 
+	// FlowControl lets requests wait while all endpoints that could serve them are
+	// full.
+	FlowControl FlowControl `json:"flowControl,omitempty"`
+
+	// SLO is what latency goals do.
+	SLO SLO `json:"slo,omitempty"`
+
+	// Objectives are what a request can ask for by name: a priority, goals, a time to
+	// live. A request that names none, or one that is not here, has priority 0.
+	// Default: none.
+	Objectives []Objective `json:"objectives,omitempty"`
+
+	// Drain is how this Envoy takes leave.
+	Drain Drain `json:"drain,omitempty"`
+
 	// Explain is what a client may see of a decision.
 	Explain Explain `json:"explain,omitempty"`
 

@@ -37,6 +37,7 @@ func validate(cfg *Config, dec *decoder) Problems {
 	c.prometheus(cfg.Prometheus)
 	c.limits(cfg.Limits)
 	c.health(cfg.Health)
+	c.flow(cfg)
 	inRange(c, "startupHold", cfg.StartupHold, 0, time.Minute)
 	if limit := cfg.Runtime.MemoryLimit; limit != 0 {
 		inRange(c, "runtime.memoryLimit", limit, 64<<20, 1<<50)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 )
 
 // Fairness is how the flows of a band share its dispatches.
@@ -347,7 +348,8 @@ func (b *band) subOf(f *flow, ln *lane) *sub {
 // newFlow returns a flow that takes its turn after all that wait.
 func (b *band) newFlow(name string, share int64, unit bool) *flow {
 	b.turn++
-	return &flow{band: b, name: name, share: share, unit: unit, round: b.round, turn: b.turn}
+	return &flow{band: b, name: strings.Clone(name), // the caller's ends with its request
+		share: share, unit: unit, round: b.round, turn: b.turn}
 }
 
 // turns is a heap of subs, the next one first.

@@ -134,6 +134,13 @@ func (c *Controller) apply(config Config, woken *wakes) {
 	}
 }
 
+// Detector is what endpoints are judged by now.
+func (c *Controller) Detector() Detector {
+	c.room.mu.Lock()
+	defer c.room.mu.Unlock()
+	return c.config.Detector
+}
+
 func sameWeights(a, b map[string]float64) bool {
 	if len(a) != len(b) {
 		return false
@@ -385,7 +392,7 @@ func (c *Controller) flowLocked(b *band, name string) *flow {
 	if f == nil {
 		f = b.newFlow(name, c.shareLocked(name), c.config.Fairness != Weighted)
 		f.stats = c.statsOfLocked(name)
-		b.flows[name] = f
+		b.flows[f.name] = f
 	}
 	return f
 }
@@ -520,6 +527,25 @@ func (c *Controller) dispatchTo(live *pool.Live, woken *wakes) bool {
 func (c *Controller) Return(hold *pool.Live) {
 	hold.Unhold()
 	c.Released(hold)
+}
+
+// Open appends to into those of candidates that a granted request may be sent
+// to: those with room beside the ones that others hold, and the endpoint that it
+// holds a slot on, which is at position held.
+func (c *Controller) Open(snap *pool.Snapshot, candidates []int32, hold *pool.Live, into []int32) (open []int32, held int32) {
+	c.room.mu.Lock()
+	defer c.room.mu.Unlock()
+	view := c.config.Detector.View(snap, c.room.clock())
+	held = -1
+	for _, i := range candidates {
+		if snap.Live(i) == hold {
+			held = i
+		} else if view.room(i, c.sinceOf(snap, i)) <= 0 {
+			continue
+		}
+		into = append(into, i)
+	}
+	return into, held
 }
 
 // dispatchLocked gives all endpoints with room one request each in turn, until

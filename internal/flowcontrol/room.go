@@ -84,6 +84,9 @@ type Waiter struct {
 	rank     int32 // in the sub's heap, by order edf
 }
 
+// Again reports whether the request has waited in a Controller before.
+func (w *Waiter) Again() bool { return w.seq != 0 }
+
 // Room is all requests that wait in this process: their deadlines, on one
 // timer, and the bytes that they hold. Start it before use.
 //

@@ -63,6 +63,9 @@ func (d *Detector) View(s *pool.Snapshot, now time.Time) View {
 	return v
 }
 
+// Live is the live load of the endpoint at a position.
+func (v *View) Live(i int32) *pool.Live { return v.s.Live(i) }
+
 // Ratio is how full the endpoint at a position is: 1 and over is full. own is
 // what the caller itself has in flight there.
 func (v *View) Ratio(i int32, own int64) float64 {
@@ -76,6 +79,16 @@ func (v *View) Ratio(i int32, own int64) float64 {
 
 // Full reports whether the endpoint at a position may take no request.
 func (v *View) Full(i int32, own int64) bool { return v.Ratio(i, own) >= 1 }
+
+// Unknown reports whether the endpoint at a position says nothing of its
+// utilization, or said it too long ago.
+func (v *View) Unknown(i int32) bool {
+	if v.d.Saturation != Utilization {
+		return false
+	}
+	_, known := v.reported(i)
+	return !known
+}
 
 // Any reports whether one of candidates is not full.
 func (v *View) Any(candidates []int32) bool {
@@ -101,7 +114,7 @@ func (v *View) reported(i int32) (ratio float64, known bool) {
 }
 
 func (v *View) byLoad(i int32, own int64) float64 {
-	live := v.s.Endpoints[i].Live
+	live := v.s.Live(i)
 	ratio := float64(live.InFlight()-own) / float64(v.d.MaxConcurrency)
 	if v.d.MaxTokens > 0 && v.d.Saturation == Concurrency {
 		ratio = max(ratio, float64(live.Tokens())/float64(v.d.MaxTokens))
@@ -128,7 +141,7 @@ type since struct {
 // but at least one. Each request sent since takes one of it, each that ended
 // gives one back.
 func (v *View) room(i int32, known *since) int64 {
-	live := v.s.Endpoints[i].Live
+	live := v.s.Live(i)
 	flying := live.InFlight()
 	if v.d.Saturation == Utilization {
 		if ratio, reported := v.reported(i); reported {

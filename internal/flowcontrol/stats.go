@@ -3,6 +3,7 @@ package flowcontrol
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -85,7 +86,7 @@ func (c *Controller) statsOfLocked(name string) *FlowStats {
 			return c.flowStats[name]
 		}
 	}
-	s := &FlowStats{Name: name}
-	c.flowStats[name] = s
+	s := &FlowStats{Name: strings.Clone(name)}
+	c.flowStats[s.Name] = s
 	return s
 }
