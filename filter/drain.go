@@ -34,11 +34,18 @@ type drainState struct {
 	timer *time.Timer
 }
 
+// The values of DrainStatus.State.
+const (
+	StateServing  = "serving"
+	StateGrace    = "grace"
+	StateDraining = "draining"
+)
+
 // DrainStatus is what /drain answers.
 type DrainStatus struct {
 	// State is serving, grace (not ready, but serving) or draining (new and waiting
 	// requests are refused).
-	State string `json:"state"`
+	State string `json:"state"` // StateServing, StateGrace or StateDraining
 	// GraceSeconds is what is left of the grace.
 	GraceSeconds float64 `json:"grace_seconds"`
 	// InFlight is the number of requests that engines work on, and Waiting that of
@@ -105,15 +112,15 @@ func (rt *Runtime) draining() bool {
 // DrainStatus says how far a drain is.
 func (rt *Runtime) DrainStatus() DrainStatus {
 	waiting, _, _ := rt.room.Waiting()
-	st := DrainStatus{State: "serving", InFlight: rt.flights.sum(), Waiting: waiting}
+	st := DrainStatus{State: StateServing, InFlight: rt.flights.sum(), Waiting: waiting}
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
 	switch {
 	case rt.drain.since.IsZero():
 	case rt.room.Draining():
-		st.State = "draining"
+		st.State = StateDraining
 	default:
-		st.State = "grace"
+		st.State = StateGrace
 		st.GraceSeconds = max(0, rt.drain.until.Sub(rt.now()).Seconds())
 	}
 	return st

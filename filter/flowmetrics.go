@@ -82,7 +82,7 @@ func (c flowCollector) Collect(ch chan<- prometheus.Metric) {
 	counter := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 	}
-	gauge(descDraining, map[string]float64{"serving": 0, "grace": 1, "draining": 2}[c.runtime.DrainStatus().State])
+	gauge(descDraining, map[string]float64{StateServing: 0, StateGrace: 1, StateDraining: 2}[c.runtime.DrainStatus().State])
 	gauge(descFlights, float64(c.runtime.flights.sum()))
 	for _, p := range c.runtime.poolList() {
 		state := p.saturation(c.runtime.now())

@@ -30,7 +30,7 @@ func TestOperationsPage(t *testing.T) {
 		}
 	}
 	source := ""
-	for _, file := range []string{"metrics.go", "queries.go"} {
+	for _, file := range []string{"metrics.go", "queries.go", "flowmetrics.go"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -40,7 +40,7 @@ func TestOperationsPage(t *testing.T) {
 	for _, m := range regexp.MustCompile("`(shunt_[a-z_]+)`").FindAllStringSubmatch(string(page), -1) {
 		short := strings.TrimPrefix(m[1], "shunt_")
 		defined := false
-		for _, name := range []string{m[1], short, strings.TrimPrefix(short, "endpoint_")} {
+		for _, name := range []string{m[1], short, strings.TrimPrefix(short, "endpoint_"), strings.TrimPrefix(short, "queue_"), strings.TrimPrefix(short, "flow_")} {
 			defined = defined || strings.Contains(source, `"`+name+`"`)
 		}
 		if !exported[m[1]] && !defined {
