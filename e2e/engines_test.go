@@ -109,9 +109,13 @@ func TestFourEnginesSideBySide(t *testing.T) {
 				for i, l := range load(least) {
 					w.reads(t, four.servers[i], l)
 				}
-				if got := w.pickedBy(t, 20); got[e.Addr()] != 20 {
-					t.Errorf("picks %v, want all at %s", got, e.Addr())
-				}
+				// On a machine that is busy readings may end for a moment.
+				eventually(t, "all picks are at "+e.Addr(), func() string {
+					if got := w.pickedBy(t, 20); got[e.Addr()] != 20 {
+						return fmt.Sprint(got)
+					}
+					return ""
+				})
 			})
 		}
 
