@@ -73,6 +73,10 @@ e2e: build $(HOST) ## the e2e suite in a real Envoy (ENVOY, PATH, else PyPI's 1.
 	@cp $(HOST) $(OUT)/e2e/
 	go test -race -count=1 -timeout 30m ./e2e -modules $(CURDIR)/$(OUT)/e2e $(E2EFLAGS)
 
+.PHONY: mutants
+mutants: $(ABI) ## take each rule of the scorer out in turn: its test has to notice (about 4 minutes; ONLY=prefix narrows)
+	go run ./build/mutants -only "$(ONLY)"
+
 .PHONY: e2e-host
 e2e-host: build $(HOST) ## the contrib door's host against misuse, sanitizers and contrib's sources; the compose demo
 	go test -count=1 -timeout 20m ./e2e/hosttest

@@ -2,24 +2,24 @@ package scorer
 
 import (
 	"math"
-	"slices"
 	"time"
+
+	"github.com/shuntproxy/shunt/internal/pool"
 )
 
-// overloaded finds the number of requests in flight above which an endpoint is
-// not chosen on affinity: slack over the mean of all candidates, and factor
-// standard deviations over it (of a sample, as AIBrix has it). slack keeps a few
-// requests on a quiet pool from counting as an imbalance.
-func (w *pick) bound(factor, slack float64) float64 {
-	n, mean := float64(len(w.cand)), 0.0
-	for k := range w.cand {
-		mean += float64(w.live(k).InFlight())
+// bound is the number of requests in flight above which an endpoint is not
+// chosen on affinity: slack over the mean of all candidates, or factor standard
+// deviations over it (of a sample, as AIBrix has it) where that is more. slack
+// keeps a few requests on a quiet pool from counting as an imbalance.
+func bound(inFlight []float64, factor, slack float64) float64 {
+	n, mean := float64(len(inFlight)), 0.0
+	for _, v := range inFlight {
+		mean += v
 	}
 	mean /= n
 	spread := 0.0
-	for k := range w.cand {
-		d := float64(w.live(k).InFlight()) - mean
-		spread += d * d
+	for _, v := range inFlight {
+		spread += (v - mean) * (v - mean)
 	}
 	if n > 1 {
 		spread = math.Sqrt(spread / (n - 1))
@@ -36,13 +36,17 @@ func (w *pick) bound(factor, slack float64) float64 {
 // llm-d's prefix-cache-scorer.
 func (w *pick) prefixCache(pt *part) {
 	factor, slack, byLength, scale := pt.p[0], pt.p[1], pt.p[2], pt.p[3]
-	w.tieByRequests()
 	total := float64(len(w.in.Request.Blocks))
 	if w.match == nil || total == 0 {
+		w.byRequests = true
 		clear(w.raw)
 		return
 	}
-	bound := w.bound(factor, slack)
+	w.tie = resize(w.tie, len(w.cand))
+	for k := range w.tie {
+		w.tie[k] = float64(w.live(k).InFlight())
+	}
+	bound := bound(w.tie, factor, slack)
 	for k := range w.raw {
 		w.raw[k] = 0
 		if m := float64(w.match[k]); m > 0 && w.tie[k] <= bound {
@@ -103,22 +107,13 @@ func (w *pick) sessionAffinity(pt *part) {
 // is in use scores 1, one with room for another adapter 0.8, one on which it
 // waits 0.6, others 0. An endpoint that says nothing of adapters can't be scored.
 func (w *pick) loraAffinity() {
-	s, model := w.in.Snapshot, w.in.Request.Model
+	adapters := w.in.Snapshot.Adapters(w.in.Request.Model, w.in.Now)
 	for k, i := range w.cand {
-		w.raw[k] = none
-		m := s.Metrics(i)
-		if m == nil || m.LoRA.Max == 0 && len(m.LoRA.Running) == 0 && len(m.LoRA.Waiting) == 0 || w.in.Now.Sub(m.Taken) > s.StaleAfter {
-			continue
-		}
-		switch {
-		case slices.Contains(m.LoRA.Running, model):
-			w.raw[k] = 1
-		case len(m.LoRA.Running)+len(m.LoRA.Waiting) < m.LoRA.Max:
-			w.raw[k] = 0.8
-		case slices.Contains(m.LoRA.Waiting, model):
-			w.raw[k] = 0.6
-		default:
-			w.raw[k] = 0
-		}
+		w.raw[k] = loraScores[adapters.At(i)]
 	}
+}
+
+// loraScores are llm-d's, by pool.AdapterState.
+var loraScores = [...]float64{
+	pool.AdapterUnknown: none, pool.AdapterRunning: 1, pool.AdapterRoom: 0.8, pool.AdapterWaiting: 0.6, pool.AdapterNone: 0,
 }

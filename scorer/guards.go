@@ -74,7 +74,7 @@ func (w *pick) guard() {
 	in := &w.in
 	w.cand, w.guards, w.hits = in.Candidates, 0, w.hits[:0]
 	g, s := in.Guards, in.Snapshot
-	if !(g.Wedged || g.Pushback || g.OverloadVeto) {
+	if !g.OverloadVeto && (!g.Wedged && !g.Pushback || !s.Troubled(in.Candidates, in.Now)) {
 		return
 	}
 	found := GuardSet(0)

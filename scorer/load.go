@@ -56,7 +56,10 @@ func (w *pick) loadBalance(pt *part) {
 	}
 	s, model := w.in.Snapshot, w.in.Request.Model
 	usage := s.ReadingsFor(model, pool.KVCacheUsagePerc, w.in.Now)
-	queued := s.ReadingsFor(model, pool.NumRequestsWaiting, w.in.Now)
+	var queued pool.Readings
+	if queuedWeight > 0 {
+		queued = s.ReadingsFor(model, pool.NumRequestsWaiting, w.in.Now)
+	}
 	w.tie = resize(w.tie, len(w.cand))
 	for k, i := range w.cand {
 		capacity := w.raw[k]
@@ -112,31 +115,30 @@ func (w *pick) packLoad() {
 // request times the tokens of the mean request of all.
 func (w *pick) leastLatency() {
 	s, model, now := w.in.Snapshot, w.in.Request.Model, w.in.Now
-	queue := s.ReadingsFor(model, pool.RequestQueueTime, now)
-	prefill := s.ReadingsFor(model, pool.RequestPrefillTime, now)
-	decode := s.ReadingsFor(model, pool.RequestDecodeTime, now)
-	prompt := s.Queried(pool.AvgPromptToksPerReq, model, now)
-	output := s.Queried(pool.AvgGenerationToksPerReq, model, now)
-	guessPrompt := w.guess(prompt, 10)
-	guessOutput := w.guess(output, 100)
-	for k, i := range w.cand {
-		w.raw[k] = none
-		q, ok1 := queue.At(i)
-		p, ok2 := prefill.At(i)
-		d, ok3 := decode.At(i)
-		np, ok4 := prompt.At(i)
-		no, ok5 := output.At(i)
-		if ok1 && ok2 && ok3 && ok4 && ok5 && np > 0 && no > 0 {
-			w.raw[k] = q + p/np*guessPrompt + d/no*guessOutput
+	w.a, w.b, w.c = resize(w.a, len(w.cand)), resize(w.b, len(w.cand)), resize(w.c, len(w.cand))
+	s.Queried(pool.AvgPromptToksPerReq, model, now).Fill(w.a, w.cand)
+	s.Queried(pool.AvgGenerationToksPerReq, model, now).Fill(w.b, w.cand)
+	guessPrompt, guessOutput := guess(w.a, 10), guess(w.b, 100)
+	s.ReadingsFor(model, pool.RequestPrefillTime, now).Fill(w.raw, w.cand)
+	s.ReadingsFor(model, pool.RequestDecodeTime, now).Fill(w.c, w.cand)
+	for k := range w.raw { // NaN where one is missing
+		if !(w.a[k] > 0 && w.b[k] > 0) {
+			w.raw[k] = none
+			continue
 		}
+		w.raw[k] = w.raw[k]/w.a[k]*guessPrompt + w.c[k]/w.b[k]*guessOutput
+	}
+	s.ReadingsFor(model, pool.RequestQueueTime, now).Fill(w.c, w.cand)
+	for k := range w.raw {
+		w.raw[k] += w.c[k]
 	}
 }
 
 // guess is the mean of the readings above 0, or the default.
-func (w *pick) guess(r pool.QueriedReadings, otherwise float64) float64 {
+func guess(readings []float64, otherwise float64) float64 {
 	sum, n := 0.0, 0
-	for _, i := range w.cand {
-		if v, ok := r.At(i); ok && v > 0 {
+	for _, v := range readings {
+		if v > 0 {
 			sum += v
 			n++
 		}
@@ -151,13 +153,10 @@ func (w *pick) guess(r pool.QueriedReadings, otherwise float64) float64 {
 // token of the prompt counting twice.
 func (w *pick) throughput() {
 	s, model, now := w.in.Snapshot, w.in.Request.Model, w.in.Now
-	prompt := s.Queried(pool.AvgPromptToksPerReq, model, now)
-	output := s.Queried(pool.AvgGenerationToksPerReq, model, now)
-	for k, i := range w.cand {
-		w.raw[k] = none
-		np, ok := prompt.At(i)
-		if no, ok2 := output.At(i); ok && ok2 {
-			w.raw[k] = 2*np + no
-		}
+	w.a = resize(w.a, len(w.cand))
+	s.Queried(pool.AvgPromptToksPerReq, model, now).Fill(w.a, w.cand)
+	s.Queried(pool.AvgGenerationToksPerReq, model, now).Fill(w.raw, w.cand)
+	for k := range w.raw { // NaN where one is missing
+		w.raw[k] += 2 * w.a[k]
 	}
 }

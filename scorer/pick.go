@@ -1,6 +1,7 @@
 package scorer
 
 import (
+	"cmp"
 	"math"
 	"sync"
 	"time"
@@ -111,15 +112,18 @@ type pick struct {
 	hits   []uint8 // guards by position in in.Candidates, where there are any
 	guards GuardSet
 
-	raw    []float64 // of the part at hand, by position in cand
-	tie    []float64 // breaks ties of the only part: least wins
-	total  []float64
-	speed  []float64
-	match  []uint32 // matched blocks by position in cand; nil without prefixes
-	walk   walk
-	matchM []uint32 // memory for match
-	full   bool
-	notes  []note // of the latest choice, if it is to be explained
+	raw []float64 // of the part at hand, by position in cand
+	tie []float64 // breaks ties of the only part: least wins
+	// byRequests breaks them by the requests in flight
+	byRequests bool
+	total      []float64
+	a, b, c    []float64 // of whoever needs them
+	speed      []float64
+	match      []uint32 // matched blocks by position in cand; nil without prefixes
+	walk       walk
+	matchM     []uint32 // memory for match
+	full       bool
+	notes      []note // of the latest choice, if it is to be explained
 }
 
 var picks = sync.Pool{New: func() any { return new(pick) }}
@@ -245,8 +249,8 @@ func (w *pick) bestOf(pt *part, seed uint64) int {
 		case best < 0 || v < lowest:
 			best, lowest, ties = k, v, 1
 		case v == lowest:
-			if len(w.tie) > 0 && w.tie[k] != w.tie[best] {
-				if w.tie[k] < w.tie[best] {
+			if order := w.breakTie(k, best); order != 0 {
+				if order < 0 {
 					best, ties = k, 1
 				}
 				continue
@@ -258,6 +262,18 @@ func (w *pick) bestOf(pt *part, seed uint64) int {
 		}
 	}
 	return best
+}
+
+// breakTie compares two endpoints that the only part holds for equal.
+func (w *pick) breakTie(a, b int) int {
+	switch {
+	case len(w.tie) > 0:
+		return cmp.Compare(w.tie[a], w.tie[b])
+	case w.byRequests:
+		return cmp.Compare(w.live(a).InFlight(), w.live(b).InFlight())
+	default:
+		return 0
+	}
 }
 
 // bestSum returns the position of the endpoint with the largest weighted sum of
@@ -364,9 +380,31 @@ func (n scale) of(v float64) float64 {
 	}
 }
 
+// add adds the weighted scores of raw values to total.
 func (n scale) add(total, raw []float64, weight float64) {
-	for k, v := range raw {
-		total[k] += weight * n.of(v)
+	total = total[:len(raw)]
+	switch mean := weight * n.mean; {
+	case n.equal:
+		for k, v := range raw {
+			total[k] += weight * n.of(v)
+		}
+	case n.per == 0:
+		for k, v := range raw {
+			if v != v {
+				total[k] += mean
+			} else {
+				total[k] += weight * min(1, max(0, v))
+			}
+		}
+	default:
+		for k, v := range raw {
+			switch {
+			case v != v:
+				total[k] += mean
+			case v <= n.from:
+				total[k] += weight * ((n.from - v) * n.per)
+			}
+		}
 	}
 }
 
@@ -374,7 +412,7 @@ func (n scale) add(total, raw []float64, weight float64) {
 // scored, and w.tie if it breaks ties.
 func (w *pick) score(pt *part, seed uint64) {
 	w.raw = resize(w.raw, len(w.cand))
-	w.tie = w.tie[:0]
+	w.tie, w.byRequests = w.tie[:0], false
 	switch pt.kind {
 	case kindRandom:
 		for k := range w.raw {
@@ -438,14 +476,7 @@ func (w *pick) live(k int) *pool.Live { return w.in.Snapshot.Live(w.cand[k]) }
 
 // reading takes an engine metric as it is.
 func (w *pick) reading(m pool.Metric) {
-	readings := w.in.Snapshot.ReadingsFor(w.in.Request.Model, m, w.in.Now)
-	for k, i := range w.cand {
-		v, ok := readings.At(i)
-		if !ok {
-			v = none
-		}
-		w.raw[k] = v
-	}
+	w.in.Snapshot.ReadingsFor(w.in.Request.Model, m, w.in.Now).Fill(w.raw, w.cand)
 }
 
 // cached is the number of the prompt's tokens that the endpoint at a position is

@@ -101,15 +101,7 @@ func (w *pick) priced(pt *part, from int) {
 // prefillCost is priced prefill over all candidates.
 func (w *pick) prefillCost(pt *part) {
 	w.priced(pt, 0)
-	w.tieByRequests()
-}
-
-// tieByRequests lets equals go to the endpoint with the fewest requests.
-func (w *pick) tieByRequests() {
-	w.tie = resize(w.tie, len(w.cand))
-	for k := range w.tie {
-		w.tie[k] = float64(w.live(k).InFlight())
-	}
+	w.byRequests = true
 }
 
 // expectedTTFT is the time until the first token, in seconds: (P + U) at the
@@ -138,7 +130,7 @@ func (w *pick) expectedTTFT(pt *part) {
 		}
 		w.raw[k] = todo/(rate*w.speed[k]) + math.Ceil(todo/batch)*decode
 	}
-	w.tieByRequests()
+	w.byRequests = true
 }
 
 // lmetric is LMetric's product, (P + U)·(R + 1) (arXiv 2603.15202).
@@ -147,7 +139,7 @@ func (w *pick) lmetric() {
 		live := w.live(k)
 		w.raw[k] = (float64(live.Prefill()) + w.uncached(k)) * float64(live.InFlight()+1)
 	}
-	w.tieByRequests()
+	w.byRequests = true
 }
 
 // preble is Preble's E2 (arXiv 2407.00023): a request of which more is cached
@@ -170,7 +162,7 @@ func (w *pick) preble(pt *part) {
 			best = k
 		}
 	}
-	w.tieByRequests()
+	w.byRequests = true
 	if best < 0 || w.uncached(best) >= float64(w.cached(best)) {
 		return
 	}
@@ -193,7 +185,7 @@ const hrwCandidates = 3
 func (w *pick) prefixHRW(pt *part) {
 	home, away, keyTokens := pt.p[0], pt.p[1], pt.p[2]
 	w.priced(pt, 3)
-	w.tieByRequests()
+	w.byRequests = true
 	blocks := w.in.Request.Blocks
 	if len(blocks) == 0 || len(w.cand) <= 1 {
 		return

@@ -24,8 +24,12 @@ func (w *pick) lookUp() {
 	w.match = w.matchM
 	for k, i := range w.cand {
 		w.match[k] = 0
-		if l := w.in.Snapshot.Live(i); l.Slot > 0 && l.Slot < len(stores) && stores[l.Slot] != nil && stores[l.Slot].live == l {
-			w.match[k] = w.walk.matched[l.Slot]
+		slot := int(w.in.Snapshot.SlotOf(i))
+		if slot >= len(stores) || w.walk.matched[slot] == 0 {
+			continue
+		}
+		if stores[slot] != nil && stores[slot].live == w.in.Snapshot.Live(i) {
+			w.match[k] = w.walk.matched[slot]
 		}
 	}
 }

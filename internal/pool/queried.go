@@ -204,8 +204,9 @@ type queriedRows struct {
 // queriedRow is one endpoint's: its models, and the readings that stand for a
 // model without series of its own.
 type queriedRow struct {
-	in  *instance // nil where nothing is known
-	pod values
+	in   *instance // nil where nothing is known
+	many bool      // it tells several models apart
+	pod  values
 }
 
 // rowsFor looks up the endpoints. last is what the snapshot before had, reused
@@ -225,7 +226,7 @@ func (q *Queried) rowsFor(endpoints []Endpoint, before []Endpoint, last queriedR
 			in = q.byName[e.Pod]
 		}
 		if in != nil {
-			out.rows[i] = queriedRow{in, in.standIn(e.Model)}
+			out.rows[i] = queriedRow{in, len(in.models) > 1, in.standIn(e.Model)}
 		}
 	}
 	return out
@@ -295,7 +296,7 @@ func (r QueriedReadings) At(i int32) (v float64, ok bool) {
 		return 0, false
 	}
 	row := &r.rows[i]
-	if len(row.in.models) > 1 {
+	if row.many {
 		if j := row.in.find(r.model); j >= 0 {
 			if v = row.in.models[j].values[r.query]; v == v {
 				return v, true
@@ -306,6 +307,18 @@ func (r QueriedReadings) At(i int32) (v float64, ok bool) {
 		return 0, false
 	}
 	return v, true
+}
+
+// Fill sets out to the readings of the endpoints at positions, NaN where At has
+// none.
+func (r QueriedReadings) Fill(out []float64, positions []int32) {
+	for k, i := range positions {
+		v, ok := r.At(i)
+		if !ok {
+			v = math.NaN()
+		}
+		out[k] = v
+	}
 }
 
 // SetQueried replaces what snapshots published from now on say of query-based

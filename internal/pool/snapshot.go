@@ -423,6 +423,27 @@ func (r Readings) At(i int32) (v float64, ok bool) {
 	return v, v == v && r.age <= r.until[i]
 }
 
+// Fill sets out to the readings of the endpoints at positions, NaN where At has
+// none.
+func (r Readings) Fill(out []float64, positions []int32) {
+	if r.own != nil {
+		for k, i := range positions {
+			v, ok := r.At(i)
+			if !ok {
+				v = math.NaN()
+			}
+			out[k] = v
+		}
+		return
+	}
+	for k, i := range positions {
+		out[k] = r.values[i]
+		if r.age > r.until[i] {
+			out[k] = math.NaN()
+		}
+	}
+}
+
 // Known says what is known of the reading of the endpoint at a position.
 func (r Readings) Known(i int32) Known {
 	v := r.values[i]
