@@ -91,9 +91,11 @@ func lookupHeader(name string) (header, bool) {
 // Head is what the request headers say. A door makes one on its stack and
 // calls Add for each header; strings are only borrowed for the callback.
 type Head struct {
-	Method, Path  string
-	ContentType   string
-	ContentLength int64 // -1 where there is none, or it is not a number
+	Method, Path string
+	ContentType  string
+	// ContentEncoding is "" where the body is as it is.
+	ContentEncoding string
+	ContentLength   int64 // -1 where there is none, or it is not a number
 	// Tunnel is true for an upgrade and for CONNECT: such a body never ends.
 	Tunnel bool
 	// SessionID and SessionAffinity are the headers by which agents say which of
@@ -101,6 +103,8 @@ type Head struct {
 	SessionID, SessionAffinity, Cookie string
 	// RequestID is Envoy's x-request-id.
 	RequestID string
+	// Whole is true where the body is here too: no room has to be found for it.
+	Whole bool
 	// Test is the fault to inject; only builds with the tag shunttest read it.
 	Test string
 
@@ -140,6 +144,12 @@ func (h *Head) Add(key, value string) {
 		return
 	case "x-session-affinity":
 		h.SessionAffinity = value
+		return
+	case "content-encoding":
+		if h.ContentEncoding != "" {
+			value = h.ContentEncoding + "," + value
+		}
+		h.ContentEncoding = value
 		return
 	case "content-length":
 		if n, err := strconv.ParseInt(value, 10, 64); err == nil && n >= 0 {

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 	"unsafe"
+
+	"github.com/shuntproxy/shunt/internal/openai"
 )
 
 // defaultFlow is the fairness id of requests that bring none.
@@ -30,6 +32,8 @@ type wishes struct {
 	fairness  string // the fairness id, where it is too long for identity
 	rewrite   string // the model to be given instead of the one named, "" for none
 	id        string // in the path, of what the request asks about
+	boundary  string // of the form that its body is
+	encoding  openai.Encoding
 	// ttft and tpot are the goals for the first token and for each further one, 0
 	// for none.
 	ttft, tpot time.Duration
@@ -87,10 +91,10 @@ func (r *Request) identify(h *Head) {
 		}
 		r.identity.setFairnessID(r.host.Metadata(ns, trustedFairnessID))
 	} else {
-		if v := h.value(hdrObjective); v != "" {
+		if v := r.name(h, hdrObjective); v != "" {
 			r.identity.wish().objective = strings.Clone(v)
 		}
-		r.identity.setFairnessID(h.value(hdrFairnessID))
+		r.identity.setFairnessID(r.name(h, hdrFairnessID))
 	}
 	if h.seen&goals == 0 {
 		return
@@ -112,6 +116,19 @@ func (r *Request) identify(h *Head) {
 func (r *Request) tellIdentity(v *Verdict) {
 	v.text("objective", r.identity.wishes().objective)
 	v.text("fairness_id", r.identity.fairnessID())
+}
+
+// maxName bounds names that clients give, so that what waits stays small.
+const maxName = 256
+
+// name reads a header that is a name; one that is too long is ignored.
+func (r *Request) name(h *Head, known header) string {
+	v := h.value(known)
+	if len(v) > maxName {
+		r.gen.runtime.metrics.malformed[known].Inc()
+		return ""
+	}
+	return v
 }
 
 // goals are the headers about time, as bits of Head.seen.

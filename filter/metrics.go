@@ -76,7 +76,7 @@ func newMetrics(version string) *metrics {
 			m.duplicates[h] = duplicates.WithLabelValues(headerNames[h])
 		}
 	}
-	for _, h := range []header{hdrSLOTTFT, hdrSLOTPOT, hdrInferenceTTL} {
+	for _, h := range []header{hdrObjective, hdrFairnessID, hdrSLOTTFT, hdrSLOTPOT, hdrInferenceTTL} {
 		m.malformed[h] = malformed.WithLabelValues(headerNames[h])
 	}
 	m.internalErrors = counter("internal_errors_total", "Faults of shunt's own, by where they were caught.", "where")
@@ -228,6 +228,7 @@ var (
 
 	descWaitingHere  = prometheus.NewDesc("shunt_waiting_requests", "Requests that wait in this process.", nil, nil)
 	descWaitingBytes = prometheus.NewDesc("shunt_waiting_bytes", "Bytes of bodies that waiting requests hold.", nil, nil)
+	descHeldBytes    = prometheus.NewDesc("shunt_held_body_bytes", "Bytes of bodies of requests that are not decided yet.", nil, nil)
 	descScrapes      = prometheus.NewDesc("shunt_scrapes_total", "Scrapes of engines, by result.", []string{"pool", "result"}, nil)
 	descFaultsLost   = prometheus.NewDesc("shunt_faults_lost_total", "Endpoint faults not followed up for a full queue.", []string{"pool"}, nil)
 )
@@ -240,7 +241,7 @@ func endpointDesc(name, help string) *prometheus.Desc {
 func (c endpointCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descInFlight, descPicks, descReady, descAside, descAge, descRunning, descWaiting, descKV,
-		descWaitingHere, descWaitingBytes, descScrapes, descFaultsLost,
+		descWaitingHere, descWaitingBytes, descHeldBytes, descScrapes, descFaultsLost,
 	} {
 		ch <- d
 	}
@@ -258,6 +259,7 @@ func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
 	waiting, bytes, _ := c.runtime.room.Waiting()
 	gauge(descWaitingHere, float64(waiting))
 	gauge(descWaitingBytes, float64(bytes))
+	gauge(descHeldBytes, float64(c.runtime.bodies.bytes.Load()))
 	now := c.runtime.now()
 	for _, p := range c.runtime.poolList() {
 		s := p.holder.Load()

@@ -28,7 +28,7 @@ func (r *Request) lookup(h *Head) (id string) {
 
 // readsBody reports whether the request's body says what it is for.
 func (r *Request) readsBody() bool {
-	return r.rules != nil && r.rules.From == openai.FromBody
+	return r.rules != nil && (r.rules.From == openai.FromBody || r.rules.From == openai.FromForm)
 }
 
 // byHeaders decides a request whose body is not read: nothing in it would

@@ -56,20 +56,21 @@ type Request struct {
 	asked     string           // the model that the client named, "" for none
 	model     string           // the model that the engine gets: asked, or what it was rewritten to; "" for none
 	size      int64            // of the body, while it waits
-	sized     bool             // the body's length is announced
+	bodyRoom  int64            // what it takes of Runtime.bodies
 	held      pool.Reservation // of the endpoint it was sent to
 	prompt    int64            // its tokens, as far as its bytes tell
 	text      int64            // its bytes, 0 where it was given as token ids
-	streams   bool             // it asked for a stream
 	maxTokens int64            // the most it may generate, -1 if it does not say
 	prefixState
 	counted *modelCounters
 	answer  *answer // while the response is read
 	decided time.Time
 	waited  time.Duration
+	why     *scorer.Explanation // to be filled in by the pick, nil where nobody wants it
 	grpc    bool
 	explain bool
-	why     *scorer.Explanation // to be filled in by the pick, nil where nobody wants it
+	sized   bool // the body's length is announced
+	streams bool // it asked for a stream
 	test    string
 }
 
@@ -124,7 +125,9 @@ func (r *Request) Headers(h *Head, endStream bool, route *Route, v *Verdict) {
 	if !r.readRewrite(h, v) {
 		return
 	}
-	r.sized = h.ContentLength >= 0
+	if !r.openBody(h, v) {
+		return
+	}
 	limit := int64(set.cfg.Limits.RequestBody)
 	switch {
 	case h.ContentLength > limit:
@@ -132,7 +135,7 @@ func (r *Request) Headers(h *Head, endStream bool, route *Route, v *Verdict) {
 	case endStream:
 		r.Body(nil, v)
 	default:
-		v.Action, v.BodyLimit = NeedBody, limit
+		r.takeBody(h, limit, v)
 	}
 }
 
@@ -185,24 +188,21 @@ func (r *Request) Body(chunks [][]byte, v *Verdict) {
 	v.Reset()
 	defer r.guard("body", v)
 	inject(r.test, "body")
+	r.body(chunks, v)
+	r.releaseRoom(v)
+}
+
+func (r *Request) body(chunks [][]byte, v *Verdict) {
 	body := readers.Get().(*bodyReader)
 	defer readers.Put(body)
-	options := r.set.scan
-	options.ModelOptional = r.set.rewriter.supplies(r.identity.wishes().rewrite)
-	body.reset(r, options)
 	r.size = 0
-	for _, c := range chunks {
-		r.size += int64(len(c))
-		body.scan.Write(c)
-	}
-	result, err := body.scan.Finish()
-	if err != nil {
-		r.refuse(400, string(err.Code), err.Message, err.Param, v)
+	result, decoded, ok := r.readBody(body, chunks, v)
+	if !ok {
 		return
 	}
 	snap := r.pool.holder.Load()
 	if r.setModels(snap, result.Model, r.identity.wishes().rewrite, rand.Uint64()) {
-		r.editModel(&result, v)
+		r.editModel(&result, decoded, v)
 	}
 	r.streams, r.maxTokens = result.Stream, result.MaxTokens
 	r.estimate(&result)
@@ -218,6 +218,7 @@ func (r *Request) TooLarge(v *Verdict) {
 	defer r.guard("too large", v)
 	inject(r.test, "too large")
 	r.tooLarge(v)
+	r.releaseRoom(v)
 }
 
 func (r *Request) tooLarge(v *Verdict) {
@@ -339,6 +340,7 @@ func (r *Request) Resume(v *Verdict) {
 	default:
 		r.resumeWith(hold, now, v)
 	}
+	r.releaseRoom(v)
 }
 
 // send routes the request to the endpoint of a choice, which is reserved.
@@ -425,6 +427,7 @@ func (r *Request) Finish(end End, v *Verdict) {
 }
 
 func (r *Request) finish(end End, v *Verdict) {
+	r.releaseRoom(nil)
 	switch r.word.Swap(stateDone) {
 	case stateWaiting:
 		r.gen.runtime.room.Remove(&r.wait.waiter)

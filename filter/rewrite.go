@@ -51,6 +51,11 @@ func newRewriter(cfg *config.Config) *rewriter {
 // supplies reports whether a request that names no model is given one.
 func (w *rewriter) supplies(header string) bool { return header != "" || w.generic != nil }
 
+// mayRewrite reports whether there is any model that is changed.
+func (w *rewriter) mayRewrite(header string) bool {
+	return header != "" || w.generic != nil || len(w.exact)+len(w.aliases) > 0
+}
+
 // target returns the model to ask an engine for, where a client asked for one
 // ("" for none). A header is the client's explicit override and beats the
 // rules. A rule for the model beats the one for all models. chance is a random
@@ -136,15 +141,6 @@ func (r *Request) missing() string {
 		return "model " + quote(r.model) + ", which this request was given, does not exist"
 	}
 	return "model " + quote(r.model) + ", to which " + quote(r.asked) + " was rewritten, does not exist"
-}
-
-// editModel makes the body ask for the model that the engine gets: only the
-// bytes of the value change.
-func (r *Request) editModel(result *openai.Result, v *Verdict) {
-	v.Body = result.ModelEdit(r.model)
-	if r.sized {
-		v.set("content-length", result.NewLength(v.Body))
-	}
 }
 
 // readRewrite notes the model that the client asks to be given instead of the

@@ -3,6 +3,7 @@ package filter
 import (
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"runtime"
 	"runtime/debug"
@@ -61,6 +62,7 @@ type Runtime struct {
 	metrics *metrics
 	now     func() time.Time
 	room    *flowcontrol.Room
+	bodies  heldBodies
 	faults  faultLog
 
 	explained explained
@@ -95,6 +97,7 @@ func NewRuntime(options Options) *Runtime {
 		options: options, metrics: newMetrics(Version), now: time.Now,
 		pools: make(map[string]*Pool), live: make(map[*Generation]struct{}), routes: make(map[*Route]struct{}),
 	}
+	rt.bodies.limit.Store(math.MaxInt64)
 	rt.room = flowcontrol.NewRoom(maxWaiting, 0, rt.now)
 	rt.metrics.registry.MustRegister(endpointCollector{rt}, flowCollector{rt}, queryCollector{rt})
 	return rt
@@ -226,6 +229,7 @@ func (rt *Runtime) adoptLocked(gen *Generation, cfg *config.Config) error {
 
 // processLocked sets what the process has one of, by the newest configuration.
 func (rt *Runtime) processLocked(cfg *config.Config) {
+	rt.bodies.limit.Store(cfg.Limits.HeldBodiesIn(rt.options.MemoryCgroup))
 	rt.room.SetLimits(maxWaiting, cfg.Limits.HeldBodiesIn(rt.options.MemoryCgroup))
 	rt.yield.Store(cfg.Runtime.Yield)
 	rt.admin = rt.relistenLocked(rt.admin, "admin", cfg.Admin.Address, rt.adminHandler)

@@ -29,6 +29,9 @@ type Verdict struct {
 	Action Action
 	// BodyLimit comes with NeedBody, in bytes.
 	BodyLimit int64
+	// BodyRoom comes with NeedBody: a door that can asks Request.More before it
+	// holds more bytes than that. 0 is no bound but BodyLimit.
+	BodyRoom int64
 	// Remove lists request headers (or trailers) to remove, all of each name.
 	Remove []string
 	// Set lists request headers to set, in place of all of each name.

@@ -304,6 +304,7 @@ func shuntRequest(envoy unsafe.Pointer, config, route C.uint32_t, ref *C.shunt_r
 	defer replyOnPanic("request", &action, tape)
 	w, s := begin(envoy, config, ref)
 	w.readHead(headers, count)
+	w.head.Whole = true
 	s.Headers(&w.head, false, door.routes.get(route), &w.verdict)
 	size := w.readBody(chunks, pieces)
 	if w.verdict.Action != filter.NeedBody {
@@ -343,6 +344,14 @@ func shuntBody(ref C.shunt_ref, chunks *C.shunt_buffer, count C.size_t, tape *C.
 	w.readBody(chunks, count)
 	w.at(ref).Body(w.chunks, &w.verdict)
 	clear(w.chunks)
+	return record(&w.verdict, tape)
+}
+
+//export shuntMore
+func shuntMore(ref C.shunt_ref, size C.int64_t, tape *C.shunt_tape) (action C.int) {
+	defer replyOnPanic("body", &action, tape)
+	w := workerOf(ref)
+	w.at(ref).More(int64(size), &w.verdict)
 	return record(&w.verdict, tape)
 }
 

@@ -46,6 +46,7 @@ typedef struct {
   bool watch;       // Go wants the response, or more of it
   uint16_t status;  // of the response
   int64_t limit, body; // bytes
+  int64_t room;        // bytes of body that Go has room for
   int64_t routed_at, first_byte_at; // monotonic ns
   uint8_t destination_length;
   char destination[64];
@@ -338,6 +339,7 @@ static void apply(envoy_t envoy, stream_t* s, shunt_tape* tape, int action,
   case SHUNT_NEED_BODY:
     s->state = STATE_BODY;
     s->limit = tape->limit;
+    s->room = tape->room == 0 ? tape->limit : tape->room;
     raise_buffer_limit(envoy, tape->limit);
     break;
   case SHUNT_WAIT:
@@ -542,6 +544,15 @@ static envoy_dynamic_module_type_on_http_filter_request_body_status body_status(
   }
 }
 
+// more_room asks whether a body of unknown length may grow.
+static envoy_dynamic_module_type_on_http_filter_request_body_status more_room(envoy_t envoy, stream_t* s) {
+  WITH_TAPE(tape)
+  const int action = shuntMore(s->ref, s->body, &tape);
+  apply(envoy, s, &tape, action, KIND(RequestHeader), false);
+  tape_free(&tape);
+  return body_status(action);
+}
+
 // whole_request decides headers and body in one call.
 static int whole_request(envoy_t envoy, stream_t* s) {
   shunt_header memory[HEADERS_ON_STACK];
@@ -593,7 +604,7 @@ envoy_dynamic_module_type_on_http_filter_request_body_status envoy_dynamic_modul
   }
   s->body += (int64_t)CB(http_get_body_size)(envoy, BODY_KIND(ReceivedRequestBody));
   if (s->body <= s->limit && !end_of_stream) {
-    return BODY(StopIterationAndBuffer);
+    return s->body <= s->room ? BODY(StopIterationAndBuffer) : more_room(envoy, s);
   }
   WITH_TAPE(tape)
   const int action = s->body > s->limit ? shuntTooLarge(s->ref, &tape) : whole_body(envoy, s, true, &tape);

@@ -41,6 +41,7 @@ typedef struct {
   size_t cap;
   size_t len;
   bool grown;
+  int64_t room;  // with SHUNT_NEED_BODY: bytes to hold without asking, 0 for no bound
   int64_t limit; // with SHUNT_NEED_BODY, in bytes
   bool watch;    // the response's headers, or more of its body, are wanted
 } shunt_tape;

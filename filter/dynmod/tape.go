@@ -55,6 +55,7 @@ func record(v *filter.Verdict, tape *C.shunt_tape) C.int {
 	}
 	tape.len = C.size_t(len(t.at))
 	tape.limit = C.int64_t(v.BodyLimit)
+	tape.room = C.int64_t(v.BodyRoom)
 	tape.watch = C.bool(v.Watch)
 	return C.int(v.Action)
 }

@@ -411,13 +411,17 @@ type BasicAuth struct {
 // Limits bound memory.
 type Limits struct {
 	// RequestBody is the largest body of an inference request, 1KiB to 1GiB; a
-	// larger one is 413. Envoy's own buffer limit must not be below it. Default:
-	// 4MiB.
+	// larger one is 413. It also bounds what a compressed body may decode to. Audio
+	// and base64 images need more than the default. Envoy's own buffer limit must
+	// not be below it (the stock door raises it). Default: 4MiB.
 	RequestBody Size `json:"requestBody,omitempty" default:"4MiB"`
 
-	// HeldBodies bounds the bodies of all waiting requests together; what is over
-	// is refused. 0 is the default: a quarter of the cgroup's memory, at most
-	// 1GiB. Otherwise at least RequestBody.
+	// HeldBodies bounds the bodies that this process holds of requests which are
+	// not decided yet: still coming in, or waiting. What is over is refused with
+	// 429 rejected-saturated. A body takes the room that its content-length
+	// announces; one without takes more as it grows, but on the contrib door,
+	// which sees it only at its end, 64KiB until then. 0 is the default: a quarter
+	// of the cgroup's memory, at most 1GiB. Otherwise at least RequestBody.
 	HeldBodies Size `json:"heldBodies,omitempty" default:"0"`
 
 	// JSONDepth is how deep objects and arrays in a body may nest, 8 to 1024; a

@@ -140,13 +140,16 @@ type Edit struct {
 
 // ModelEdit returns the edit that makes r's body ask for name. Its bytes are newly allocated.
 func (r *Result) ModelEdit(name string) Edit {
+	if r.form != nil {
+		return r.form.edit(r, name)
+	}
 	if r.ModelOffset < 0 {
 		return Edit{Offset: r.InsertOffset, With: AppendModelField(nil, name, r.EmptyObject)}
 	}
 	return Edit{Offset: r.ModelOffset, Length: int64(r.ModelLength), With: AppendString(nil, name)}
 }
 
-// NewLength returns the content-length of a body of r's size after e.
-func (r *Result) NewLength(e Edit) string {
-	return strconv.FormatInt(r.Bytes-e.Length+int64(len(e.With)), 10)
+// LengthOf returns the content-length, after the edit, of a body that had size bytes.
+func (e Edit) LengthOf(size int64) string {
+	return strconv.FormatInt(size-e.Length+int64(len(e.With)), 10)
 }

@@ -69,6 +69,8 @@ type Result struct {
 	// TextValues counts the values that the text came from, TokenIDs the token ids in a prompt given as ids.
 	TextValues int
 	TokenIDs   int64
+
+	form *Form // that it was read from, or nil
 }
 
 // Scan reads one request body after another. The zero value is ready for Reset. A Scan is meant to be embedded in

@@ -217,8 +217,8 @@ func TestScanModelOptional(t *testing.T) {
 		}
 		e := r.ModelEdit(`x"y`)
 		got := tt.body[:e.Offset] + string(e.With) + tt.body[e.Offset+e.Length:]
-		if got != tt.want || r.NewLength(e) != fmt.Sprint(len(got)) {
-			t.Errorf("%s: got %s (length %s), want %s", tt.body, got, r.NewLength(e), tt.want)
+		if got != tt.want || e.LengthOf(r.Bytes) != fmt.Sprint(len(got)) {
+			t.Errorf("%s: got %s (length %s), want %s", tt.body, got, e.LengthOf(r.Bytes), tt.want)
 		}
 	}
 }
