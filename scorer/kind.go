@@ -64,7 +64,7 @@ type param struct {
 }
 
 // maxParams bounds the numbers of one kind.
-const maxParams = 7
+const maxParams = 8
 
 type kindInfo struct {
 	name   string
@@ -126,10 +126,11 @@ var kinds = [numKinds]kindInfo{
 		{name: "decodeTokens", value: 45, most: big},
 		{name: "hotFactor", value: 2, least: 1, most: 1e3},
 	}},
-	kindPrefixHRW: {name: "prefix-hrw", needs: needPrefix | needPrompt | needLive, params: append([]param{
+	kindPrefixHRW: {name: "prefix-hrw", needs: needPrefix | needPrompt | needLive | needSession, params: append([]param{
 		{name: "homeFactor", value: 0.7, most: 1},
 		{name: "awayFactor", value: 2, least: 1, most: 1e6},
 		{name: "keyTokens", value: 1024, least: 1, most: big},
+		{name: "bySession", value: 1, most: 1, boolean: true},
 	}, pricedParams...)},
 }
 

@@ -176,7 +176,8 @@ func (w *pick) preble(pt *part) {
 const hrwCandidates = 3
 
 // prefixHRW favours the three endpoints that rank first in rendezvous hashing of
-// the prompt's first keyTokens, and of these the first: priced prefill, times
+// who is asking, where that is known, else of the prompt's first keyTokens, and of
+// these the first: priced prefill, times
 // homeFactor at the first and awayFactor at those that are not among the three.
 // Envoys that share nothing agree on the three; that they are not the only ones
 // keeps a prefix which many prompts share, such as a system prompt longer than
@@ -184,17 +185,12 @@ const hrwCandidates = 3
 // less than a block is priced on all alike.
 func (w *pick) prefixHRW(pt *part) {
 	home, away, keyTokens := pt.p[0], pt.p[1], pt.p[2]
-	w.priced(pt, 3)
+	w.priced(pt, 4)
 	w.byRequests = true
-	blocks := w.in.Request.Blocks
-	if len(blocks) == 0 || len(w.cand) <= 1 {
+	key, ok := w.affinityKey(keyTokens, pt.p[3] != 0)
+	if !ok || len(w.cand) <= 1 {
 		return
 	}
-	at := len(blocks) - 1
-	if size := w.in.Request.BlockTokens; size > 0 {
-		at = max(0, min(at, int(keyTokens/size)-1))
-	}
-	key := blocks[at]
 	var top [hrwCandidates]int
 	var rank [hrwCandidates]uint64
 	n := 0
@@ -223,4 +219,22 @@ func (w *pick) prefixHRW(pt *part) {
 	for j := range n {
 		w.raw[top[j]] = kept[j]
 	}
+}
+
+// affinityKey is what a request shares with those that it should be with: the
+// session, or the first keyTokens of the prompt, or all of a shorter one. ok is
+// false where it has neither session nor block.
+func (w *pick) affinityKey(keyTokens float64, bySession bool) (key uint64, ok bool) {
+	r := &w.in.Request
+	if bySession && r.Session != 0 {
+		return r.Session, true
+	}
+	if len(r.Blocks) == 0 {
+		return 0, false
+	}
+	at := len(r.Blocks) - 1
+	if r.BlockTokens > 0 {
+		at = max(0, min(at, int(keyTokens/r.BlockTokens)-1))
+	}
+	return r.Blocks[at], true
 }

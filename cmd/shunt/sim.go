@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -155,10 +156,24 @@ func (f *simFlags) expandPolicies() []string {
 		case "own":
 			out = append(out, simulate.Policies()[len(simulate.Rivals()):]...)
 		default:
-			out = append(out, p)
+			out = append(out, severalPolicies(p)...)
 		}
 	}
 	return out
+}
+
+// severalPolicies takes a list without weights apart if one of its names is
+// another router's: those are no parts of a policy.
+func severalPolicies(text string) []string {
+	names := strings.Split(text, ",")
+	if !strings.ContainsAny(text, ":(") {
+		for _, name := range names {
+			if slices.Contains(simulate.Rivals(), name) {
+				return names
+			}
+		}
+	}
+	return []string{text}
 }
 
 // readTrace reads the trace, of which the seed draws nothing but where smoothing

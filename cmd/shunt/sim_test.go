@@ -19,7 +19,7 @@ func TestSim(t *testing.T) {
 	plot := filepath.Join(t.TempDir(), "out.svg")
 	var out, problems bytes.Buffer
 	code := run([]string{"sim", "--trace", trace, "--format", "mooncake", "--endpoints", "2", "--speed", "1.5", "--policy", "prefix-cache",
-		"--policy", "queue:2,kv-cache:2,prefix-cache:3", "--policy", "round-robin", "--seed", "3", "--output", "json", "--plot", plot}, nil, &out, &problems)
+		"--policy", "queue:2,kv-cache:2,prefix-cache:3", "--policy", "round-robin,random", "--seed", "3", "--output", "json", "--plot", plot}, nil, &out, &problems)
 	if code != 0 {
 		t.Fatal(problems.String())
 	}
@@ -32,7 +32,7 @@ func TestSim(t *testing.T) {
 			} `json:"ttft_ms"`
 		}
 	}
-	if err := json.Unmarshal(out.Bytes(), &doc); err != nil || len(doc.Rows) != 3 {
+	if err := json.Unmarshal(out.Bytes(), &doc); err != nil || len(doc.Rows) != 4 {
 		t.Fatal(err, out.String())
 	}
 	hit := float64(6758/64*64) / (2 * 6758)
