@@ -25,6 +25,7 @@ func (r *Request) pick(snap *pool.Snapshot, index []int32, now time.Time, admit 
 		in.Admit = admit
 	}
 	c := r.policy.PickAndReserve(&in)
+	r.pool.fallbacks.note(r.pool, r.policy, r.model, c.Fallback, now, r.gen.runtime.log)
 	for g := scorer.Guard(0); c.Guarded>>g != 0; g++ {
 		if c.Guarded.Has(g) {
 			r.pool.counters.guarded[g].Inc()

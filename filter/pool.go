@@ -31,6 +31,8 @@ type Pool struct {
 	flow     *flowcontrol.Controller
 	counters *poolCounters
 	tokens   pool.Tokenizers
+	// fallbacks is atomics of its own
+	fallbacks fallbackLog
 	prefixes
 
 	// judged becomes true, for good, once every endpoint of the first full sets

@@ -14,11 +14,12 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
 func main() {
-	only := flag.String("only", "", "run only the mutants whose name contains this")
+	only := flag.String("only", "", "run only the mutants whose name this regular expression matches")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -34,6 +35,10 @@ func run(ctx context.Context, dir, only string) error {
 	if err != nil {
 		return err
 	}
+	wanted, err := regexp.Compile(only)
+	if err != nil {
+		return err
+	}
 	scratch, err := os.MkdirTemp("", "mutants")
 	if err != nil {
 		return err
@@ -41,7 +46,7 @@ func run(ctx context.Context, dir, only string) error {
 	defer func() { _ = os.RemoveAll(scratch) }()
 	failed, tried := 0, 0
 	for _, m := range mutants() {
-		if !strings.Contains(m.name, only) {
+		if !wanted.MatchString(m.name) {
 			continue
 		}
 		tried++
