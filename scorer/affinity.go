@@ -44,7 +44,7 @@ func (w *pick) prefixCache(pt *part) {
 	}
 	w.tie = resize(w.tie, len(w.cand))
 	for k := range w.tie {
-		w.tie[k] = float64(w.live(k).InFlight())
+		w.tie[k] = float64(w.flight[k])
 	}
 	bound := bound(w.tie, factor, slack)
 	for k := range w.raw {
@@ -82,7 +82,7 @@ func (w *pick) sessionAffinity(pt *part) {
 	}
 	sum := int64(0)
 	for k := range w.cand {
-		sum += w.live(k).InFlight()
+		sum += w.flight[k]
 	}
 	most := slack + factor*float64(sum)/float64(len(w.cand))
 	pinned := 0
@@ -96,7 +96,7 @@ func (w *pick) sessionAffinity(pt *part) {
 		if pinned != 0 && w.in.Snapshot.Live(i).Slot == pinned {
 			r = math.MaxUint64
 		}
-		if (best < 0 || r > rank) && float64(w.live(k).InFlight()) <= most {
+		if (best < 0 || r > rank) && float64(w.flight[k]) <= most {
 			best, rank = k, r
 		}
 	}

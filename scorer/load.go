@@ -10,7 +10,7 @@ import (
 // engine, and never stale.
 func (w *pick) leastRequest() {
 	for k := range w.raw {
-		w.raw[k] = float64(w.live(k).InFlight())
+		w.raw[k] = float64(w.flight[k])
 	}
 }
 
@@ -22,13 +22,13 @@ func (w *pick) powerOfTwo(seed uint64) {
 	}
 	n := len(w.cand)
 	first := below(mix(seed), n)
-	w.raw[first] = float64(w.live(first).InFlight())
+	w.raw[first] = float64(w.flight[first])
 	if n > 1 {
 		second := below(mix(mix(seed)), n-1)
 		if second >= first {
 			second++
 		}
-		w.raw[second] = float64(w.live(second).InFlight())
+		w.raw[second] = float64(w.flight[second])
 	}
 }
 
@@ -66,7 +66,7 @@ func (w *pick) loadBalance(pt *part) {
 		if capacity <= 0 {
 			capacity = mean
 		}
-		requests := float64(w.live(k).InFlight())
+		requests := float64(w.flight[k])
 		if queuedWeight > 0 {
 			if v, ok := queued.At(i); ok { // an engine without the metric sees zero
 				requests += queuedWeight * v

@@ -94,7 +94,7 @@ type Choice struct {
 	Full bool
 
 	k    int   // position among the candidates that the guards left
-	seen int64 // the winner's in-flight count when it won
+	seen int64 // the winner's in-flight count that the ranking saw
 }
 
 // maxTries bounds how often a pick is redone because another worker took the
@@ -112,8 +112,9 @@ type pick struct {
 	hits   []uint8 // guards by position in in.Candidates, where there are any
 	guards GuardSet
 
-	raw []float64 // of the part at hand, by position in cand
-	tie []float64 // breaks ties of the only part: least wins
+	flight []int64   // requests in flight by position in cand, read before all else that is live
+	raw    []float64 // of the part at hand, by position in cand
+	tie    []float64 // breaks ties of the only part: least wins
 	// byRequests breaks them by the requests in flight
 	byRequests bool
 	total      []float64
@@ -204,6 +205,12 @@ func (w *pick) choose(seed uint64) Choice {
 	var k int // -1 where none could be scored
 	fallback := FallbackNone
 	w.notes = nil
+	if w.policy.needs&needLive != 0 {
+		w.flight = resize(w.flight, len(w.cand))
+		for k, i := range w.cand {
+			w.flight[k] = w.in.Snapshot.Live(i).InFlight()
+		}
+	}
 	if len(w.policy.parts) == 1 {
 		k = w.bestOf(&w.policy.parts[0], seed)
 	} else {
@@ -215,11 +222,11 @@ func (w *pick) choose(seed uint64) Choice {
 	case w.full:
 		fallback = FallbackFull
 	}
-	i := w.cand[k]
-	return Choice{
-		Index: i, Fallback: fallback, Guarded: w.guards, Cached: w.cached(k),
-		k: k, seen: w.in.Snapshot.Live(i).InFlight(),
+	c := Choice{Index: w.cand[k], Fallback: fallback, Guarded: w.guards, Cached: w.cached(k), k: k}
+	if w.policy.needs&needLive != 0 {
+		c.seen = w.flight[k]
 	}
+	return c
 }
 
 // bestOf returns the position of the endpoint that the only part ranks first,
@@ -270,7 +277,7 @@ func (w *pick) breakTie(a, b int) int {
 	case len(w.tie) > 0:
 		return cmp.Compare(w.tie[a], w.tie[b])
 	case w.byRequests:
-		return cmp.Compare(w.live(a).InFlight(), w.live(b).InFlight())
+		return cmp.Compare(w.flight[a], w.flight[b])
 	default:
 		return 0
 	}

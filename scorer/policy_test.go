@@ -6,6 +6,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/shuntproxy/shunt/internal/pool"
 )
 
 var now = time.Unix(1000, 0)
@@ -34,6 +36,45 @@ func TestBurstSpreads(t *testing.T) {
 	}
 	if sum != workers*each || highest-lowest > 1 {
 		t.Fatalf("in flight from %d to %d, %d in all; want %d within one", lowest, highest, sum, workers*each)
+	}
+}
+
+// overtaking is another worker that takes a slot of the winner between the pick
+// and the reservation, a number of times.
+type overtaking struct {
+	s     *pool.Snapshot
+	times int
+	took  map[int32]int
+}
+
+func (o *overtaking) Full(i int32, extra int64) bool {
+	if extra == 0 && o.times > 0 {
+		o.times--
+		o.took[i]++
+		o.s.Live(i).Reserve(pool.Load{}, now)
+	}
+	return false
+}
+
+// TestPickedAnew: who is overtaken looks again, under every policy that reads
+// what a reservation changes.
+func TestPickedAnew(t *testing.T) {
+	for _, name := range []string{"least-request", "lmetric", "prefix-cache", "least-request:1,queue:1"} {
+		for times := range 3 {
+			in := (&worldSpec{endpoints: make([]endpointSpec, 3), request: requestSpec{prompt: 100}}).build(t)
+			o := &overtaking{in.Snapshot, times, map[int32]int{}}
+			in.Admit = o
+			c := must(t, name).PickAndReserve(in)
+			if n := in.Snapshot.Live(c.Index).InFlight(); n != 1 || o.took[c.Index] != 0 {
+				t.Errorf("%s, overtaken %d times: %d in flight where it went", name, times, n)
+			}
+		}
+	}
+	// Nobody looks for ever.
+	in := (&worldSpec{endpoints: make([]endpointSpec, 2)}).build(t)
+	in.Admit = &overtaking{in.Snapshot, 1 << 30, map[int32]int{}}
+	if c := LeastRequest().PickAndReserve(in); c.Reservation.Live() == nil {
+		t.Error("nothing reserved")
 	}
 }
 

@@ -137,7 +137,7 @@ func (w *pick) expectedTTFT(pt *part) {
 func (w *pick) lmetric() {
 	for k := range w.raw {
 		live := w.live(k)
-		w.raw[k] = (float64(live.Prefill()) + w.uncached(k)) * float64(live.InFlight()+1)
+		w.raw[k] = (float64(live.Prefill()) + w.uncached(k)) * float64(w.flight[k]+1)
 	}
 	w.byRequests = true
 }
@@ -151,7 +151,7 @@ func (w *pick) preble(pt *part) {
 	sum, highest, best := 0.0, 0.0, -1
 	load := func(k int) float64 {
 		live := w.live(k)
-		return float64(live.Prefill()) + decode*float64(live.InFlight())
+		return float64(live.Prefill()) + decode*float64(w.flight[k])
 	}
 	for k := range w.raw {
 		l := load(k)
