@@ -62,6 +62,7 @@ lint: $(ABI) $(LINT) ## golangci-lint: the import rules of the layout, and more
 unit: $(ABI) ## unit tests, with -race
 	go test -race $$(go list ./... | grep -vE '/e2e$$|/e2e/hosttest$$')
 	go test -race -tags shunttest ./filter
+	go test -run Alloc ./filter ./scorer ./metricsync # -race has allocations of its own
 
 # The modules of the e2e suite can be told to panic and to wait.
 E2E_MODULE := go build -trimpath -buildmode=c-shared -tags shunttest -ldflags="$(LDFLAGS)"
