@@ -17,7 +17,7 @@ import (
 const modelName = "bench-model"
 
 // caseNames are the Envoys compared, in the order of the table.
-var caseNames = []string{"bare", "floor", "hold", "stock", "stock-noyield", "contrib"}
+var caseNames = []string{"bare", "floor", "hold", "stock", "stock-full", "stock-noyield", "contrib"}
 
 // bodySizes are the request bodies by name, in bytes.
 var bodySizes = []struct {
@@ -112,7 +112,7 @@ func (s *setup) options(name string) (envoyrun.Options, error) {
 		filter["typed_config"].(map[string]any)["filter_config"] = map[string]any{
 			"@type": "type.googleapis.com/google.protobuf.StringValue", "value": strings.Join(backends, " ")}
 		cluster = originalDstCluster()
-	case "stock", "stock-noyield":
+	case "stock", "stock-full", "stock-noyield":
 		module, err := s.module("libshunt.so")
 		if err != nil {
 			return o, err
@@ -163,7 +163,14 @@ func (s *setup) shuntConfig(name string) map[string]any {
 		"pools": map[string]any{"default": map[string]any{"static": static}},
 		"admin": map[string]any{"address": "unix:" + filepath.Join(s.scratch, name+".sock")},
 	}
-	if name == "stock-noyield" {
+	switch name {
+	case "stock-full": // with all that a pick can do: llm-d's default weights, and queues
+		c["policy"] = []any{
+			map[string]any{"policy": "queue", "weight": 2}, map[string]any{"policy": "kv-cache", "weight": 2},
+			map[string]any{"policy": "prefix-cache", "weight": 3},
+		}
+		c["flowControl"] = map[string]any{"enabled": true}
+	case "stock-noyield":
 		c["runtime"] = map[string]any{"yield": false}
 	}
 	return c

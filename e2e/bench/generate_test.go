@@ -175,7 +175,7 @@ func TestFlagsAndMissingModule(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"-cases", "bare,foo"}, `-cases: unknown "foo", valid: bare, floor, hold, stock, stock-noyield`},
+		{[]string{"-cases", "bare,foo"}, `-cases: unknown "foo", valid: bare, floor, hold, stock, stock-full, stock-noyield`},
 		{[]string{"-bodies", "2k"}, "valid: 1k, 256k"},
 		{[]string{"-loads", "x"}, "valid: sat, rate, half, low"},
 		{[]string{"-reps", "0"}, "at least 1"},
