@@ -127,8 +127,8 @@ var kinds = [numKinds]kindInfo{
 		{name: "hotFactor", value: 2, least: 1, most: 1e3},
 	}},
 	kindPrefixHRW: {name: "prefix-hrw", needs: needPrefix | needPrompt | needLive | needSession, params: append([]param{
-		{name: "homeFactor", value: 0.7, most: 1},
-		{name: "awayFactor", value: 2, least: 1, most: 1e6},
+		{name: "homeFactor", value: 0.3, most: 1},
+		{name: "awayFactor", value: 4, least: 1, most: 1e6},
 		{name: "keyTokens", value: 1024, least: 1, most: big},
 		{name: "bySession", value: 1, most: 1, boolean: true},
 	}, pricedParams...)},
