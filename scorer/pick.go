@@ -174,7 +174,9 @@ func (p *Policy) PickAndReserve(in *Input) Choice {
 			in.Index.Add(live, in.Request.Blocks)
 		}
 		if in.Pins != nil && p.needs&needSession != 0 && in.Request.Session != 0 {
-			in.Pins.set(in.Request.Session, live.Slot, in.Now, p.pinTTL())
+			if ttl := p.pinTTL(); ttl > 0 {
+				in.Pins.set(in.Request.Session, live.Slot, in.Now, ttl)
+			}
 		}
 		if in.Explain != nil {
 			w.explain(c, in.Explain)
