@@ -38,21 +38,31 @@ func (w *pick) kvUse(readings pool.Readings, k int) float64 {
 // speeds fills w.speed with how fast each candidate reads prompts, 1 being the
 // mean; an endpoint that has not been measured is taken for the mean. Rates near
 // it count as equal: what is measured is noisier than most hardware is uneven.
-func (w *pick) speeds() {
+//
+// It reports whether any is not 1: most pools are of one kind of hardware.
+func (w *pick) speeds() (uneven bool) {
 	w.speed = resize(w.speed, len(w.cand))
-	sum, known := 0.0, 0
+	sum, known, slowest, fastest := 0.0, 0, math.Inf(1), 0.0
 	for k := range w.speed {
 		rate := w.live(k).PrefillRate()
 		w.speed[k] = rate
 		if rate > 0 {
 			sum += rate
 			known++
+			slowest, fastest = min(slowest, rate), max(fastest, rate)
 		}
+	}
+	mean := sum / float64(max(1, known))
+	if known < 2 || slowest > (1-evenSpeed)*mean && fastest < (1+evenSpeed)*mean {
+		for k := range w.speed {
+			w.speed[k] = 1
+		}
+		return false
 	}
 	for k, rate := range w.speed {
 		v := 1.0
-		if rate > 0 && known > 1 {
-			v = rate * float64(known) / sum
+		if rate > 0 {
+			v = rate / mean
 		}
 		switch {
 		case v > 1-evenSpeed && v < 1+evenSpeed:
@@ -62,6 +72,7 @@ func (w *pick) speeds() {
 		}
 		w.speed[k] = v
 	}
+	return true
 }
 
 const (
@@ -83,9 +94,7 @@ func (w *pick) priced(pt *part, from int) {
 	}
 	alpha := 1 + backlog*sum/float64(len(w.cand))/batch
 	usage := w.in.Snapshot.ReadingsFor(w.in.Request.Model, pool.KVCacheUsagePerc, w.in.Now)
-	if speed {
-		w.speeds()
-	}
+	speed = speed && w.speeds()
 	for k := range w.raw {
 		cost := w.raw[k] + alpha*w.uncached(k)
 		if speed {
