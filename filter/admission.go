@@ -83,18 +83,12 @@ func (r *Request) priority() int {
 	return r.wait.objective.Priority
 }
 
-// goals are the request's own or its objective's, 0 for none.
-func (r *Request) goals() (ttft, tpot time.Duration) {
-	ttft, tpot = r.identity.wishes().ttft, r.identity.wishes().tpot
-	if r.wait.objective != nil {
-		if ttft == 0 {
-			ttft = r.wait.objective.TTFT()
-		}
-		if tpot == 0 {
-			tpot = r.wait.objective.TPOT()
-		}
+// goal is the request's own for its first token, or its objective's, 0 for none.
+func (r *Request) goal() time.Duration {
+	if ttft := r.identity.wishes().ttft; ttft > 0 || r.wait.objective == nil {
+		return ttft
 	}
-	return ttft, tpot
+	return r.wait.objective.TTFT()
 }
 
 // tellPriority writes metadata.
@@ -206,10 +200,9 @@ func (r *Request) redeem(snap *pool.Snapshot, index []int32, hold *pool.Live, no
 
 // enter puts the request in line, unless it may pass.
 func (r *Request) enter(v *Verdict) (flowcontrol.Result, time.Duration) {
-	ttft, _ := r.goals()
 	ask := flowcontrol.Ask{
 		Model: r.model, Subset: r.subset, Flow: r.identity.fairnessID(), Priority: r.priority(),
-		Bytes: r.size, Cost: r.prompt, TTL: r.identity.wishes().ttl, TTFT: ttft,
+		Bytes: r.size, Cost: r.prompt, TTL: r.identity.wishes().ttl, TTFT: r.goal(),
 	}
 	if r.wait.objective != nil && r.wait.objective.TTL > 0 && (ask.TTL == 0 || r.wait.objective.TTL < ask.TTL) {
 		ask.TTL = r.wait.objective.TTL

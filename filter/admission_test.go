@@ -17,7 +17,7 @@ import (
 
 const oneAtATime = `
 flowControl: {enabled: true, saturation: concurrency, maxConcurrency: 1, ttl: 10s, emptyPoolTTL: 0s}
-objectives: [{name: high, priority: 5}, {name: low, priority: -1}, {name: short, ttl: 2s, ttftMs: 100, tpotMs: 10}]
+objectives: [{name: high, priority: 5}, {name: low, priority: -1}, {name: short, ttl: 2s, ttftMs: 100}]
 `
 
 // asks sends a chat request with an objective.
@@ -258,12 +258,12 @@ func TestTimeToLive(t *testing.T) {
 		s.finish(End{})
 	}
 	s := w.asks(t, "short")
-	if ttft, tpot := s.goals(); ttft != 100*time.Millisecond || tpot != 10*time.Millisecond {
-		t.Errorf("goals %v, %v", ttft, tpot)
+	if ttft := s.goal(); ttft != 100*time.Millisecond {
+		t.Errorf("goal %v", ttft)
 	}
 	s.finish(End{})
 	s = w.asks(t, "short", "x-llm-d-slo-ttft-ms", "7.5")
-	if ttft, _ := s.goals(); ttft != 7500*time.Microsecond {
+	if ttft := s.goal(); ttft != 7500*time.Microsecond {
 		t.Errorf("goal %v", ttft)
 	}
 	s.finish(End{})

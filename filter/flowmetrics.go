@@ -49,7 +49,6 @@ var (
 	descFlowDispatched = flowDesc("dispatched_total", "Those that were then sent.")
 	descFlowDropped    = flowDesc("dropped_total", "Those that were not, and those refused over a limit.")
 	descFlowWaited     = flowDesc("waited_seconds_total", "How long they waited together.")
-	descEvicted        = prometheus.NewDesc("shunt_evictions_total", "Requests that were ended for one of a higher priority.", []string{"pool"}, nil)
 	descDraining       = prometheus.NewDesc("shunt_draining", "0 serving, 1 within the grace of a drain, 2 after it.", nil, nil)
 	descFlights        = prometheus.NewDesc("shunt_in_flight_requests", "Requests that engines work on.", nil, nil)
 )
@@ -67,7 +66,7 @@ func (c flowCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descSaturation, descFullEndpoints, descUnknown, descBandRequests, descBandBytes, descBandFlows, descBandLimit, descBandOldest,
 		descBandPace, descBandTotal, descFlowWaiting, descFlowQueued, descFlowDispatched, descFlowDropped, descFlowWaited,
-		descEvicted, descDraining, descFlights,
+		descDraining, descFlights,
 	} {
 		ch <- d
 	}
@@ -90,7 +89,6 @@ func (c flowCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descFullEndpoints, float64(state.Full), p.name)
 		gauge(descUnknown, float64(state.Unknown), p.name)
 		stats := p.flow.Stats()
-		counter(descEvicted, float64(stats.Evicted), p.name)
 		for i := range stats.Bands {
 			b := &stats.Bands[i]
 			labels := []string{p.name, strconv.Itoa(b.Priority)}

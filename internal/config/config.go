@@ -76,10 +76,7 @@ type Config struct {
 	// full.
 	FlowControl FlowControl `json:"flowControl,omitempty"`
 
-	// SLO is what latency goals do.
-	SLO SLO `json:"slo,omitempty"`
-
-	// Objectives are what a request can ask for by name: a priority, goals, a time to
+	// Objectives are what a request can ask for by name: a priority, a goal, a time to
 	// live. A request that names none, or one that is not here, has priority 0.
 	// Default: none.
 	Objectives []Objective `json:"objectives,omitempty"`

@@ -92,11 +92,6 @@ type FlowControl struct {
 	// Bands are what differs for single priorities. Default: none.
 	Bands []FlowBand `json:"bands,omitempty"`
 
-	// Eviction ends requests of negative priority that engines are working on, the
-	// newest of the lowest priority first, while requests of a higher one wait and
-	// nothing else ends. Default: false.
-	Eviction bool `json:"eviction,omitempty" default:"false"`
-
 	// FlowLabels bounds the fairness ids that have metrics of their own, 0 to 10000;
 	// the rest is other. Default: 100.
 	FlowLabels int `json:"flowLabels,omitempty" default:"100"`
@@ -117,14 +112,6 @@ type FlowBand struct {
 	Bytes Size `json:"bytes,omitempty" default:"0"`
 }
 
-// SLO is what latency goals do. They come with a request, or with its objective.
-type SLO struct {
-	// Admission refuses requests of negative priority that are predicted to miss
-	// their goals on every endpoint, and sends others to endpoints that are predicted
-	// to meet them, where there are some. Default: false.
-	Admission bool `json:"admission,omitempty" default:"false"`
-}
-
 // Objective is what requests ask for by its name, in x-llm-d-inference-objective.
 type Objective struct {
 	// Name is what the header says. Required.
@@ -135,12 +122,8 @@ type Objective struct {
 	Priority int `json:"priority,omitempty" default:"0"`
 
 	// TTFTMs is the goal for the time to the first token, in milliseconds, unless the
-	// request has one. 0 is none. Default: 0.
+	// request has one: order edf goes by it. 0 is none. Default: 0.
 	TTFTMs float64 `json:"ttftMs,omitempty" default:"0"`
-
-	// TPOTMs is the goal for the time of each further token, in milliseconds, unless
-	// the request has one. 0 is none. Default: 0.
-	TPOTMs float64 `json:"tpotMs,omitempty" default:"0"`
 
 	// TTL shortens how long a request may wait. Default: 0s, and it does not.
 	TTL time.Duration `json:"ttl,omitempty" default:"0s"`
@@ -154,12 +137,9 @@ type Drain struct {
 }
 
 // TTFT is the goal for the first token, 0 for none.
-func (o *Objective) TTFT() time.Duration { return millis(o.TTFTMs) }
-
-// TPOT is the goal for each further token, 0 for none.
-func (o *Objective) TPOT() time.Duration { return millis(o.TPOTMs) }
-
-func millis(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+func (o *Objective) TTFT() time.Duration {
+	return time.Duration(o.TTFTMs * float64(time.Millisecond))
+}
 
 // Compile makes what internal/flowcontrol needs of a validated FlowControl.
 func (f *FlowControl) Compile() (flowcontrol.Config, error) {
@@ -168,7 +148,7 @@ func (f *FlowControl) Compile() (flowcontrol.Config, error) {
 		Flow:     flowcontrol.Limit{Requests: f.FlowRequests, Bytes: int64(f.FlowBytes)},
 		Band:     flowcontrol.Limit{Requests: f.BandRequests, Bytes: int64(f.BandBytes)},
 		Total:    flowcontrol.Limit{Requests: f.MaxRequests, Bytes: int64(f.MaxBytes)},
-		Displace: f.Displace, Evict: f.Eviction, FlowLabels: f.FlowLabels,
+		Displace: f.Displace, FlowLabels: f.FlowLabels,
 		Detector: flowcontrol.Detector{
 			QueueThreshold: f.QueueThreshold, KVThreshold: f.KVThreshold,
 			MaxConcurrency: int64(f.MaxConcurrency), MaxTokens: int64(f.MaxTokens),
@@ -242,7 +222,6 @@ func (c *checker) flow(cfg *Config) {
 		names[o.Name] = true
 		inRange(c, objective+".priority", o.Priority, -maxPriority, maxPriority)
 		inRange(c, objective+".ttftMs", o.TTFTMs, 0, 86_400_000)
-		inRange(c, objective+".tpotMs", o.TPOTMs, 0, 86_400_000)
 		inRange(c, objective+".ttl", o.TTL, 0, time.Hour)
 	}
 	inRange(c, "drain.grace", cfg.Drain.Grace, 0, time.Hour)

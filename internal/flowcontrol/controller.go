@@ -48,8 +48,6 @@ type Config struct {
 	// Displace lets a request over Total take the place of the youngest of the
 	// lowest band below its own.
 	Displace bool
-	// Evict lets waiting requests end sheddable ones in flight.
-	Evict bool
 	// FlowLabels bounds the flows that have statistics of their own.
 	FlowLabels int
 }
@@ -82,7 +80,6 @@ type Controller struct {
 	staleAt   int64 // when a reading becomes stale, 0 for none
 	rooms     []int64
 	flowStats map[string]*FlowStats
-	evictions evictions
 }
 
 // NewController returns a controller of a pool. It holds no request before the

@@ -193,8 +193,6 @@ func (w *world) set(arg string) (err error) {
 		c.Enabled, err = strconv.ParseBool(value)
 	case "displace":
 		c.Displace, err = strconv.ParseBool(value)
-	case "evict":
-		c.Evict, err = strconv.ParseBool(value)
 	case "saturation":
 		c.Detector.Saturation, err = ParseSaturation(value)
 	case "fairness":

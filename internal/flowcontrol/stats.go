@@ -49,7 +49,6 @@ type Stats struct {
 	Bytes    int64
 	Bands    []BandStats
 	Flows    []FlowStats
-	Evicted  uint64
 }
 
 // Stats returns what waits here: bands by priority, the highest first, and flows
@@ -59,7 +58,7 @@ func (c *Controller) Stats() Stats {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.now()
-	st := Stats{Requests: int(c.waiting.Load()), Bytes: c.bytes, Evicted: c.evictions.total}
+	st := Stats{Requests: int(c.waiting.Load()), Bytes: c.bytes}
 	for _, b := range c.bands {
 		bs := b.stats
 		bs.Requests, bs.Flows, bs.Bytes, bs.Limit, bs.Pace = b.requests, len(b.flows), b.bytes, b.limit, b.pace.per(now)

@@ -1,3 +1,0 @@
-package flowcontrol
-
-type evictions struct{ total uint64 }
