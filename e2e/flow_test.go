@@ -72,8 +72,9 @@ func (w *world) waits(t *testing.T, n int) {
 // TestDropReasons is each row of the table of drop reasons that flow control
 // gives, as a client sees it. evicted has a test of its own.
 func TestDropReasons(t *testing.T) {
+	_, _ = shuntTool() // before anybody waits for it
 	allDoorsAtOnce(t, func(t *testing.T, d door) {
-		w := start(t, d, setup{engines: 1, config: oneSlot(", bandRequests: 1, ttl: 60s")})
+		w := start(t, d, setup{engines: 1, config: oneSlot(", bandRequests: 1, ttl: 60s"), expect: panicLines})
 		engine := w.engines[0]
 		engine.SetHold(true)
 		defer engine.SetHold(false)
@@ -446,6 +447,7 @@ func TestManyWaitHalfLeave(t *testing.T) {
 // TestRollingRestart: one of two Envoys after the other takes leave, and a
 // client that asks /readyz before it chooses loses no request.
 func TestRollingRestart(t *testing.T) {
+	_, _ = shuntTool() // before anybody waits for it
 	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		worlds := []*world{
 			start(t, d, setup{engines: 1, config: oneSlot("") + "drain: {grace: 300ms}\n"}),
