@@ -109,7 +109,8 @@ func judge(s sentence, results map[string]string) (lines []string, ok bool) {
 	ok = true
 	for _, test := range s.Tests {
 		if strings.HasPrefix(test, "./") {
-			r := resultOf(results, test)
+			pkg, name, _ := strings.Cut(test, " ")
+			r := resultOf(results, pkg+" "+strings.ReplaceAll(name, " ", "_"))
 			ok = ok && r == "pass"
 			lines = append(lines, test+": "+r)
 			continue

@@ -106,10 +106,10 @@ func TestSentences(t *testing.T) {
 func TestJudge(t *testing.T) {
 	results := map[string]string{
 		"./e2e TestA/stock": "pass", "./e2e TestA/contrib": "pass", "./e2e TestB/stock/one_two": "pass", "./e2e TestB/contrib/one_two": "fail",
-		"./e2e TestC/stock": "pass", "./e2e TestD/stock": "pass", "./e2e TestD/contrib": "skip", "./filter TestE": "pass",
+		"./e2e TestC/stock": "pass", "./e2e TestD/stock": "pass", "./e2e TestD/contrib": "skip", "./filter TestE": "pass", "./filter TestE/one_two": "pass",
 	}
 	for test, want := range map[string]bool{
-		"": false, "TestA": true, "TestB/one two": false, "TestC": false, "TestD": false, "./filter TestE": true, "./filter TestF": false,
+		"": false, "TestA": true, "TestB/one two": false, "TestC": false, "TestD": false, "./filter TestE": true, "./filter TestE/one two": true, "./filter TestF": false,
 	} {
 		s := sentence{Says: "x"}
 		if test != "" {
