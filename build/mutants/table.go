@@ -87,7 +87,7 @@ func mutants() []mutant {
 	guard("pushback", "a smaller share", "pushbackPasses, pushbackOf = 1, 4", "pushbackPasses, pushbackOf = 4, 4")
 	guard("slow-start", "a share by age", "< int(share*parts)", "< int((1+0*share)*parts)")
 	guard("warm-up", "one in eight", "warmUpShare = 8", "warmUpShare = 1 << 31")
-	guard("warm-up", "only misses", "if m > 0 {\n\t\t\treturn false\n\t\t}", "")
+	guard("warm-up", "only misses", "if m > 0 {\n\t\t\treturn false", "if m > 1<<30 {\n\t\t\treturn false")
 	guard("guards", "leave somebody", "if n == 0 || n == before {", "if n == before {")
 	index("index", "a bound", "if st.count >= st.capacity {", "if false {")
 	index("index", "least recently used", "if s.newest != at {", "if false {")
