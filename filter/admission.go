@@ -70,7 +70,7 @@ func (r *Request) prioritize() {
 	if r.identity.wishes().objective == "" {
 		return
 	}
-	if r.wait.objective = r.set.objectives[r.identity.wishes().objective]; r.wait.objective == nil {
+	if r.wait.objective = r.objectiveOf(r.identity.wishes().objective); r.wait.objective == nil {
 		r.gen.runtime.metrics.unknownObjectives.Inc()
 	}
 }

@@ -68,7 +68,7 @@ func readable(contentType string) bool {
 func (r *Request) readBody(body *bodyReader, chunks [][]byte, v *Verdict) (result openai.Result, decoded []byte, ok bool) {
 	wish := r.identity.wishes()
 	options := r.set.scan
-	options.ModelOptional = r.set.rewriter.supplies(wish.rewrite)
+	options.ModelOptional = r.rewriter().supplies(wish.rewrite)
 	for _, c := range chunks {
 		r.size += int64(len(c))
 	}
@@ -109,7 +109,7 @@ func (r *Request) write(to func([]byte), chunks [][]byte, v *Verdict) (decoded [
 		}
 		return nil, true
 	}
-	keep := r.set.rewriter.mayRewrite(wish.rewrite)
+	keep := r.rewriter().mayRewrite(wish.rewrite)
 	err := openai.Decode(wish.encoding, slices.Clone(chunks), int64(r.set.cfg.Limits.RequestBody), func(piece []byte) {
 		to(piece)
 		if keep {

@@ -100,7 +100,7 @@ func (r *Request) models(snap *pool.Snapshot) *modelCounters {
 	switch {
 	case r.asked == r.model:
 		p.asked = p.target
-	case p.asked != "" && !snap.Known(p.asked) && !r.set.rewriter.knows(p.asked):
+	case p.asked != "" && !snap.Known(p.asked) && !r.rewriter().knows(p.asked):
 		p.asked = otherModel
 	}
 	return r.pool.counters.models.get(p)

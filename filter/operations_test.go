@@ -30,7 +30,7 @@ func TestOperationsPage(t *testing.T) {
 		}
 	}
 	source := ""
-	for _, file := range []string{"metrics.go", "queries.go", "flowmetrics.go"} {
+	for _, file := range []string{"metrics.go", "queries.go", "flowmetrics.go", "resources.go"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

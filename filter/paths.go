@@ -72,7 +72,7 @@ func pathOnly(path string) string {
 func (r *Request) modelFromQuery(h *Head, v *Verdict) bool {
 	asked, from, to := openai.Query(h.Path, "model")
 	header := r.identity.wishes().rewrite
-	if asked == "" && !r.set.rewriter.supplies(header) {
+	if asked == "" && !r.rewriter().supplies(header) {
 		return false
 	}
 	if r.setModels(r.pool.holder.Load(), asked, header, rand.Uint64()) {
@@ -121,7 +121,7 @@ func (r *Request) modelNames(snap *pool.Snapshot) []string {
 		known := &r.set.cfg.Models.Known[i]
 		names = append(append(names, known.Name), known.Adapters...)
 	}
-	names = slices.AppendSeq(names, r.set.rewriter.names)
+	names = slices.AppendSeq(names, r.rewriter().names)
 	slices.Sort(names)
 	return slices.Compact(names)
 }

@@ -39,6 +39,10 @@ type Pool struct {
 	// has answered or failed: an endpoint that joins later unreadies nobody.
 	judged atomic.Bool
 
+	// resources are what an InferencePool's namespace says of requests; nil for
+	// nothing.
+	resources atomic.Pointer[resources]
+
 	// protected by Runtime.mu
 	users   int         // generations that refer to it
 	def     config.Pool // the newest definition
@@ -46,25 +50,6 @@ type Pool struct {
 	owner   *Generation // whose definition it is
 	sources []*runningSource
 }
-
-// runningSource is a discovery source and the goroutine it runs in.
-type runningSource struct {
-	name   string
-	path   string
-	cancel context.CancelFunc
-	done   sync.WaitGroup
-}
-
-func (s *runningSource) stop() {
-	s.cancel()
-	s.done.Wait()
-}
-
-// The names of discovery sources.
-const (
-	sourceStatic = "static"
-	sourceFile   = "file"
-)
 
 // poolLocked returns the pool of a name, new if need be.
 func (rt *Runtime) poolLocked(name string) *Pool {
@@ -113,14 +98,7 @@ func (rt *Runtime) definePoolLocked(p *Pool, def *config.Pool, cfg *config.Confi
 	}
 	p.owner, p.def = gen, *def
 	p.limits.Store(limitsOf(cfg, rt.options.MemoryCgroup))
-	var sources []string
-	if def.Static != nil {
-		sources = append(sources, sourceStatic)
-	}
-	if def.File != nil {
-		sources = append(sources, sourceFile)
-	}
-	scrape := scrapeConfig(cfg, sources)
+	scrape := scrapeConfig(cfg, sourceNames(def))
 	if first || !reflect.DeepEqual(scrape, p.scrape) {
 		p.scrape = scrape
 		p.syncer.Apply(scrape)
@@ -130,77 +108,12 @@ func (rt *Runtime) definePoolLocked(p *Pool, def *config.Pool, cfg *config.Confi
 		p.flow.Apply(flow)
 	}
 	if changed {
-		p.syncer.SetTargets(sourceStatic, staticTargets(def), metricsync.Complete)
-		rt.fileSourceLocked(p, def)
+		rt.sourcesLocked(p, def)
 	}
 	if first {
 		p.syncer.Start()
 		p.querier.Start()
 	}
-}
-
-// fileSourceLocked starts, replaces or ends the source that reads a file.
-func (rt *Runtime) fileSourceLocked(p *Pool, def *config.Pool) {
-	kept := p.sources[:0]
-	have := false
-	for _, s := range p.sources {
-		if def.File != nil && s.path == def.File.Path {
-			have = true
-			kept = append(kept, s)
-			continue
-		}
-		s.stop()
-	}
-	p.sources = kept
-	if def.File == nil || have {
-		return
-	}
-	initial, err := discovery.ReadFile(def.File.Path)
-	if err == nil && initial == nil {
-		initial = []pool.Target{}
-	}
-	source := discovery.NewFile(def.File.Path, initial, rt.options.Log)
-	if err == nil {
-		p.syncer.SetTargets(sourceFile, initial, metricsync.Complete) // hold no request for it
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	running := &runningSource{name: sourceFile, path: def.File.Path, cancel: cancel}
-	running.done.Go(func() {
-		defer rt.contain("discovery of pool " + p.name)
-		err := source.Run(ctx, func(set discovery.Set) {
-			state := metricsync.Complete
-			if set.State == discovery.LastGood {
-				state = metricsync.LastGood
-			}
-			p.syncer.SetTargets(sourceFile, set.Targets, state)
-		})
-		if err != nil {
-			rt.log(slog.LevelError, fmt.Sprintf("pool %s: file: %v", p.name, err))
-		}
-	})
-	p.sources = append(p.sources, running)
-}
-
-// checkFiles reads the endpoint files of pools that do not run yet: missing or
-// broken at the start is an error, later the last good set is kept.
-func (rt *Runtime) checkFiles(cfg *config.Config) error {
-	for i := range cfg.Pools {
-		def := &cfg.Pools[i]
-		if def.File == nil {
-			continue
-		}
-		rt.mu.Lock()
-		p := rt.pools[def.Name]
-		running := p != nil && p.def.File != nil && p.def.File.Path == def.File.Path
-		rt.mu.Unlock()
-		if running {
-			continue
-		}
-		if _, err := discovery.ReadFile(def.File.Path); err != nil {
-			return fmt.Errorf("pools.%s.file.path: %w", def.Name, err)
-		}
-	}
-	return nil
 }
 
 // scratchPools are pools in which nothing runs, to check a configuration with.
@@ -333,7 +246,7 @@ func (rt *Runtime) reload(gen *Generation, path, last string) (failed string) {
 	}()
 	cfg, err := config.ParseFile(path)
 	if err == nil {
-		err = rt.checkFiles(cfg)
+		err = rt.checkSources(cfg)
 	}
 	if err == nil && last == "" && reflect.DeepEqual(cfg, gen.settings.Load().cfg) {
 		return ""

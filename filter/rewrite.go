@@ -122,7 +122,7 @@ func (w *rewriter) names(yield func(string) bool) {
 // engine gets, in memory of our own, and reports whether they differ.
 func (r *Request) setModels(snap *pool.Snapshot, asked, header string, chance uint64) (rewritten bool) {
 	r.asked = ownName(snap, asked)
-	target := r.set.rewriter.target(asked, header, chance)
+	target := r.rewriter().target(asked, header, chance)
 	if target == asked {
 		r.model = r.asked
 		return false

@@ -99,7 +99,7 @@ func NewRuntime(options Options) *Runtime {
 	}
 	rt.bodies.limit.Store(math.MaxInt64)
 	rt.room = flowcontrol.NewRoom(maxWaiting, 0, rt.now)
-	rt.metrics.registry.MustRegister(endpointCollector{rt}, flowCollector{rt}, queryCollector{rt})
+	rt.metrics.registry.MustRegister(endpointCollector{rt}, flowCollector{rt}, queryCollector{rt}, discoveryCollector{rt})
 	return rt
 }
 
@@ -153,7 +153,7 @@ func BrokenRoute() *Route { return &Route{broken: true} }
 func (rt *Runtime) Load(raw []byte) (*Generation, error) {
 	cfg, path, err := parse(raw)
 	if err == nil {
-		err = rt.checkFiles(cfg)
+		err = rt.checkSources(cfg)
 	}
 	if err != nil {
 		rt.metrics.reloads.WithLabelValues("refused").Inc()

@@ -32,6 +32,8 @@ type PoolStatus struct {
 	// Conflict is true if an older one of them defines it differently.
 	Configs  int  `json:"configs"`
 	Conflict bool `json:"conflict,omitempty"`
+	// Sources are where endpoints come from.
+	Sources []SourceStatus `json:"sources"`
 	// Prometheus is the server asked for query-based metrics, null for none.
 	Prometheus *PrometheusStatus `json:"prometheus,omitempty"`
 	Models     []string          `json:"models"`
@@ -95,6 +97,7 @@ func (rt *Runtime) poolStatus(p *Pool, now time.Time) PoolStatus {
 		Name: p.name, Snapshot: s.Seq, AgeSeconds: now.Sub(s.Built).Seconds(), Complete: s.Complete, Fresh: s.Fresh,
 		Configs: configs, Conflict: conflict, Models: s.ModelNames(), Endpoints: []EndpointStatus{},
 	}
+	st.Sources = rt.sourceStatus(p)
 	if stats := p.querier.Stats(); stats.Configured {
 		st.Prometheus = prometheusStatus(stats, now)
 	}

@@ -32,7 +32,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(envoyConfigCommand(), checkCommand(), metricsCommand(), explainCommand(), probeCommand(), drainCommand(), simCommand(), versionCommand())
+	root.AddCommand(envoyConfigCommand(), checkCommand(), metricsCommand(), endpointsCommand(), explainCommand(), probeCommand(), drainCommand(), simCommand(), versionCommand())
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)

@@ -157,6 +157,12 @@ type Pool struct {
 
 	// File reads endpoints from a file and watches it. Default: none.
 	File *File `json:"file,omitempty"`
+
+	// DNS looks endpoints up by name. Default: none.
+	DNS *DNS `json:"dns,omitempty"`
+
+	// Kubernetes finds endpoints in the pods of a cluster. Default: none.
+	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
 }
 
 // Endpoint is one engine in a static list. internal/pool's ParseTarget says what

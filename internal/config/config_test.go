@@ -131,6 +131,8 @@ func TestDefaults(t *testing.T) {
 // TestFullSetsEveryField keeps the example with every field complete.
 func TestFullSetsEveryField(t *testing.T) {
 	dec := decodeDocument(read(t, "testdata/good/full.yaml"), &Config{})
+	// What can't stand beside a field that the example sets.
+	other := []string{"configFile", "pools.chat.kubernetes.selector", "pools.chat.kubernetes.targetPorts"}
 	var walk func(typ reflect.Type, path string)
 	walk = func(typ reflect.Type, path string) {
 		if typ.Kind() == reflect.Pointer {
@@ -145,7 +147,7 @@ func TestFullSetsEveryField(t *testing.T) {
 		if typ.Kind() == reflect.Slice && typ.Elem().Kind() == reflect.Struct {
 			typ, path = typ.Elem(), path+"[0]"
 		}
-		if path != "" && path != "configFile" && !dec.has(path) {
+		if path != "" && !slices.Contains(other, path) && !dec.has(path) {
 			t.Errorf("full.yaml does not set %s", path)
 		}
 		if typ.Kind() != reflect.Struct {

@@ -60,7 +60,7 @@ The contrib door's form is in [doors.md](doors.md#per-route).
 func page(t *testing.T) []byte {
 	t.Helper()
 	structs := make(map[string]*ast.StructType)
-	for _, name := range []string{"config.go", "policy.go", "flow.go"} {
+	for _, name := range []string{"config.go", "policy.go", "flow.go", "sources.go"} {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)

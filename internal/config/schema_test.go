@@ -75,7 +75,7 @@ func generateSchema(t *testing.T) []byte {
 	part.Definitions, part.Version, part.ID = nil, "", ""
 	schema.Definitions["PolicyPart"] = part
 	schema.Definitions["Config"] = schema
-	for _, typ := range []any{Config{}, Paths{}, RewriteTarget{}, PolicyPart{}, Guards{}, PrefixCache{}, CostPoint{}, Models{}, Scrape{}, ScrapeTLS{}, Prometheus{}, PrometheusLabels{}, PrometheusTLS{}, Limits{}, FlowControl{}, FlowBand{}, Objective{}, Drain{}, Explain{}, Health{}, Runtime{}, Admin{}, Metrics{}} {
+	for _, typ := range []any{Config{}, Paths{}, RewriteTarget{}, PolicyPart{}, Guards{}, PrefixCache{}, CostPoint{}, DNS{}, DNSName{}, Kubernetes{}, Models{}, Scrape{}, ScrapeTLS{}, Prometheus{}, PrometheusLabels{}, PrometheusTLS{}, Limits{}, FlowControl{}, FlowBand{}, Objective{}, Drain{}, Explain{}, Health{}, Runtime{}, Admin{}, Metrics{}} {
 		addDefaults(t, schema.Definitions[reflect.TypeOf(typ).Name()], reflect.TypeOf(typ))
 	}
 	delete(schema.Definitions, "Config")

@@ -101,13 +101,19 @@ func (c *checker) pools(pools Pools) {
 		p := &pools[i]
 		path := fieldPath("pools", p.Name)
 		c.poolName(path, p.Name)
-		if p.Static == nil && p.File == nil {
-			c.fail(path, "has no source of endpoints: give it static or file")
+		if p.Static == nil && p.File == nil && p.DNS == nil && p.Kubernetes == nil {
+			c.fail(path, "has no source of endpoints: give it static, file, dns or kubernetes")
 		}
 		if p.File != nil && p.File.Path == "" {
 			c.fail(path+".file.path", "is missing: name the file that lists the endpoints")
 		}
 		c.static(path+".static", p.Static)
+		if p.DNS != nil {
+			c.dns(path+".dns", p.DNS)
+		}
+		if p.Kubernetes != nil {
+			c.kubernetes(path+".kubernetes", p.Kubernetes)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ package discovery
 
 import (
 	"context"
+	"time"
 
 	"github.com/shuntproxy/shunt/internal/pool"
 )
@@ -36,16 +37,48 @@ type Set struct {
 // block.
 type Source interface {
 	Run(ctx context.Context, deliver func(Set)) error
+	// Status returns the present state. Any goroutine may call it.
+	Status() Status
 }
 
 // Static is a source whose endpoints never change.
 type Static struct {
 	targets []pool.Target
+	since   time.Time
+}
+
+// Status is what a source says of itself. Every source has a method of that
+// name, which any goroutine may call.
+type Status struct {
+	// Where the source looks: a path, names, namespaces.
+	Where string
+	// Endpoints of the set in use, and when it was delivered; zero before the
+	// first.
+	Endpoints int
+	Loaded    time.Time
+	// Error is why the source can't tell what there is now, "" if it can, and
+	// Since when it began.
+	Error string
+	Since time.Time
+	// Changes counts sets that were taken over after the first, Failures how often
+	// an error began or became another.
+	Changes, Failures uint64
+	// Passed are things that were found and are no endpoints, with the reason: at
+	// most maxPassed.
+	Passed []string
+}
+
+// maxPassed bounds Status.Passed.
+const maxPassed = 1000
+
+// Status returns the present state.
+func (s *Static) Status() Status {
+	return Status{Where: "config", Endpoints: len(s.targets), Loaded: s.since}
 }
 
 // NewStatic returns a source of endpoints that were validated already.
 func NewStatic(targets []pool.Target) *Static {
-	return &Static{withSource(targets, "static")}
+	return &Static{withSource(targets, "static"), time.Now()}
 }
 
 // Run delivers the endpoints once and waits for the end of ctx.

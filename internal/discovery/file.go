@@ -26,22 +26,7 @@ type File struct {
 
 	// mu protects status.
 	mu     sync.Mutex
-	status FileStatus
-}
-
-// FileStatus is the state of a File.
-type FileStatus struct {
-	Path string
-	// Endpoints of the set in use, and when it was read.
-	Endpoints int
-	Loaded    time.Time
-	// Error is why the file can't be used now, "" if it can, and Since when it
-	// began.
-	Error string
-	Since time.Time
-	// Reloads counts changes that were taken over, Failures those that were
-	// not.
-	Reloads, Failures uint64
+	status Status
 }
 
 // NewFile returns a source that reads path, and watches its folder once it
@@ -51,11 +36,11 @@ func NewFile(path string, initial []pool.Target, log func(level slog.Level, msg 
 	if log == nil {
 		log = func(slog.Level, string) {}
 	}
-	return &File{path: path, log: log, initial: withSource(initial, "file"), read: initial != nil, status: FileStatus{Path: path}}
+	return &File{path: path, log: log, initial: withSource(initial, "file"), read: initial != nil, status: Status{Where: path}}
 }
 
 // Status returns the present state. Any goroutine may call it.
-func (f *File) Status() FileStatus {
+func (f *File) Status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.status
@@ -98,7 +83,7 @@ func (f *File) load(deliver func(Set)) bool {
 	f.status.Endpoints, f.status.Loaded = len(targets), now
 	f.status.Error, f.status.Since = "", time.Time{}
 	if !before.Loaded.IsZero() || before.Error != "" {
-		f.status.Reloads++
+		f.status.Changes++
 	}
 	f.mu.Unlock()
 	f.log(slog.LevelInfo, fmt.Sprintf("%s: read %d endpoints", f.path, len(targets)))
@@ -107,7 +92,7 @@ func (f *File) load(deliver func(Set)) bool {
 }
 
 // failed notes that the file can't be used. The same error again is no change.
-func (f *File) failed(msg string, before FileStatus, now time.Time, deliver func(Set)) {
+func (f *File) failed(msg string, before Status, now time.Time, deliver func(Set)) {
 	if msg == before.Error {
 		return
 	}

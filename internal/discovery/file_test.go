@@ -127,7 +127,7 @@ func TestFileFollowsChanges(t *testing.T) {
 	write(t, path, "[]")
 	r.next(Complete)
 	r.logged("read 1 endpoints", "read 1 endpoints", "read 2 endpoints", "read 0 endpoints")
-	if s := f.Status(); s.Reloads != 3 || s.Failures != 0 || s.Error != "" || s.Endpoints != 0 || s.Loaded.IsZero() || s.Path != path {
+	if s := f.Status(); s.Changes != 3 || s.Failures != 0 || s.Error != "" || s.Endpoints != 0 || s.Loaded.IsZero() || s.Where != path {
 		t.Errorf("status %+v", s)
 	}
 }
@@ -170,7 +170,7 @@ func TestFileKeepsTheLastGoodSet(t *testing.T) {
 
 	write(t, path, "- address: 10.0.0.1") // as it was
 	r.next(Complete, "10.0.0.1:8000")
-	if s := f.Status(); s.Error != "" || !s.Since.IsZero() || s.Reloads != 1 {
+	if s := f.Status(); s.Error != "" || !s.Since.IsZero() || s.Changes != 1 {
 		t.Errorf("status %+v", s)
 	}
 
