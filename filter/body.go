@@ -73,7 +73,8 @@ func (r *Request) readBody(body *bodyReader, chunks [][]byte, v *Verdict) (resul
 		r.size += int64(len(c))
 	}
 	body.reset(r, options)
-	scan, fault := &body.scan, (*openai.Error)(nil)
+	scan := &body.scan
+	var fault *openai.Error
 	switch {
 	case wish.boundary != "":
 		form := new(openai.Form)

@@ -47,8 +47,7 @@ type Kubernetes struct {
 	pool      *objectWatch   // of the InferencePool, or nil
 	spec      *poolSpec      // that pods are watched by, nil before and without
 	pods      []*objectWatch // one for each namespace
-	poolSeen  bool
-	extras    [2]extra // objectives, rewrites
+	extras    [2]extra       // objectives, rewrites
 	resources *Resources
 	last      *Set
 	noted     map[string]bool // what was logged of pods and resources that are there
@@ -121,10 +120,8 @@ func (k *Kubernetes) Run(ctx context.Context, deliver func(Set)) error {
 		began := time.Now()
 		k.turn(ctx, deliver, began, first, most)
 		gap := max(deliverGap, gapPerCost*time.Since(began))
-		select {
-		case <-ctx.Done():
+		if !pause(ctx, min(gap, time.Second)) {
 			return nil
-		case <-time.After(min(gap, time.Second)):
 		}
 		timer.Reset(groupRetry)
 	}

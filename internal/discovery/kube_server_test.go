@@ -313,7 +313,8 @@ func (s *kubeServer) watch(w http.ResponseWriter, r *http.Request, resource stri
 		after = max(after, s.version)
 		s.mu.Unlock()
 		for _, e := range due {
-			kind, o := "", e.after
+			var kind string
+			o := e.after
 			switch before, now := match(e.before), match(e.after); {
 			case now && before:
 				kind = "MODIFIED"

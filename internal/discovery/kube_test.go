@@ -66,12 +66,12 @@ func why(s Set) string {
 	return strings.Join(parts, ", ")
 }
 
-func (d *delivered) until(t *testing.T, want string) {
+func (s *delivered) until(t *testing.T, want string) {
 	t.Helper()
 	last := "nothing"
 	for deadline := time.After(20 * time.Second); ; {
 		select {
-		case set := <-d.all:
+		case set := <-s.all:
 			if last = why(set); last == want {
 				return
 			}

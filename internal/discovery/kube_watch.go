@@ -83,13 +83,22 @@ func startWatch(lw listWatch, first, most time.Duration, wake func(), fault func
 	w.done.Go(func() {
 		for ctx.Err() == nil {
 			w.follow(ctx, r)
-			select { // it returned early: it panicked
-			case <-ctx.Done():
-			case <-time.After(most):
-			}
+			pause(ctx, most) // it returned early: it panicked
 		}
 	})
 	return w
+}
+
+// pause waits for d and reports whether ctx lasted as long.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
 }
 
 func (w *objectWatch) follow(ctx context.Context, r *cache.Reflector) {

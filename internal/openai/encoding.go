@@ -123,7 +123,7 @@ func pump(r io.Reader, limit int64, into func([]byte)) error {
 
 // cutShort makes the end of a body that had not begun an error.
 func cutShort(err error) error {
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}
 	return err

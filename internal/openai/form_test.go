@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -115,7 +116,7 @@ func fieldsOf(boundary string, body []byte) (fields map[string][]string, err err
 	fields = map[string][]string{}
 	for r := multipart.NewReader(bytes.NewReader(body), boundary); ; {
 		p, err := r.NextRawPart()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return fields, nil
 		}
 		if err != nil {

@@ -14,7 +14,6 @@ import (
 type builtin struct {
 	name, about string
 	rate        float64
-	sessions    bool
 	make        func(g *generator)
 	fleet       func(w *Workload, endpoints int, end time.Duration)
 }

@@ -358,11 +358,11 @@ func (s *world) collect(eng *engine) {
 	}
 }
 
-func (eng *engine) drop(j *job) {
-	last := len(eng.jobs) - 1
-	eng.jobs[j.slot] = eng.jobs[last]
-	eng.jobs[j.slot].slot = j.slot
-	eng.jobs = eng.jobs[:last]
+func (e *engine) drop(j *job) {
+	last := len(e.jobs) - 1
+	e.jobs[j.slot] = e.jobs[last]
+	e.jobs[j.slot].slot = j.slot
+	e.jobs = e.jobs[:last]
 }
 
 func (s *world) change(c Change) error {
