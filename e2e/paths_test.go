@@ -239,3 +239,44 @@ func TestRealtime(t *testing.T) {
 		}
 	})
 }
+
+// TestStoredResponses: a response is asked for where it was made.
+func TestStoredResponses(t *testing.T) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
+		w := start(t, d, setup{engines: 3, config: "policy: random\n"})
+		for i, e := range w.engines {
+			body := fmt.Sprintf(`{"id":"resp_%d","object":"response","usage":{"input_tokens":1,"output_tokens":1,"total_tokens":2}}`, i)
+			if err := e.SetFaults(sim.Fault{Kind: sim.FaultStatus, Path: "/v1/responses", Status: 200, Body: body, Headers: map[string]string{"Content-Type": "application/json"}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		made := map[*sim.Server]string{}
+		for range 100 {
+			r := w.must(t, w.h2, call{path: "/v1/responses", body: strings.NewReader(`{"model":"m","input":"x"}`)})
+			var answer struct{ ID string }
+			if err := json.Unmarshal(r.body, &answer); err != nil || r.status != 200 {
+				t.Fatalf("%v: %v", err, r)
+			}
+			e, _ := w.received(t, r.id)
+			made[e] = answer.ID
+		}
+		if len(made) != len(w.engines) {
+			t.Fatalf("only %d engines made responses", len(made))
+		}
+		for e, id := range made {
+			for range 10 {
+				for _, q := range []call{
+					{method: "GET", path: "/v1/responses/" + id}, {method: "DELETE", path: "/openai/v1/responses/" + id + "?x=1"},
+					{path: "/v1/responses/" + id + "/cancel"},
+					{path: "/v1/responses", body: strings.NewReader(`{"model":"m","input":"x","previous_response_id":"` + id + `"}`)},
+				} {
+					r := w.must(t, w.h1, q)
+					if at, _ := w.received(t, r.id); at != e {
+						t.Errorf("%s %s of %s went to %s", q.method, q.path, e.Addr(), at.Addr())
+					}
+				}
+			}
+		}
+		w.waitLoad(t, 0, 0)
+	})
+}

@@ -32,6 +32,7 @@ type wishes struct {
 	fairness  string // the fairness id, where it is too long for identity
 	rewrite   string // the model to be given instead of the one named, "" for none
 	id        string // in the path, of what the request asks about
+	endpoint  string // that has the stored response which the request is about
 	boundary  string // of the form that its body is
 	encoding  openai.Encoding
 	// ttft and tpot are the goals for the first token and for each further one, 0

@@ -47,6 +47,8 @@ func (r *Request) byHeaders(h *Head, id string, now time.Time, v *Verdict) {
 			return
 		}
 		leastRequest = !r.modelFromQuery(h, v)
+	case r.rules.From == openai.FromStore:
+		r.follow(responseID(id))
 	case r.rules.From == openai.FromPool:
 		if !r.set.cfg.Models.List {
 			r.rules = nil

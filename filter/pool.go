@@ -30,6 +30,7 @@ type Pool struct {
 	queue    *flowcontrol.Queue // for its start
 	flow     *flowcontrol.Controller
 	counters *poolCounters
+	stored   storedResponses
 	tokens   pool.Tokenizers
 	// fallbacks is atomics of its own
 	fallbacks fallbackLog

@@ -204,6 +204,9 @@ func (r *Request) body(chunks [][]byte, v *Verdict) {
 	if r.setModels(snap, result.Model, r.identity.wishes().rewrite, rand.Uint64()) {
 		r.editModel(&result, decoded, v)
 	}
+	if result.Previous != 0 {
+		r.follow(result.Previous)
+	}
 	r.streams, r.maxTokens = result.Stream, result.MaxTokens
 	r.estimate(&result)
 	r.prefix(body)
@@ -256,7 +259,7 @@ func (r *Request) decideOn(snap *pool.Snapshot, now time.Time, v *Verdict) {
 		r.noCandidates(snap, candidates, now, v)
 		return
 	}
-	index := candidates.Index
+	index := r.keeper(snap, candidates.Index)
 	if r.subset != "" {
 		if index = inSubset(snap, index, r.subset); len(index) == 0 {
 			r.drop(DropNoEndpoints, "no ready endpoint of the model is in the subset the request names", v)

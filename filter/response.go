@@ -31,6 +31,7 @@ type answer struct {
 	reader openai.Reader
 	name   string // raw JSON: what the model's name in the response becomes; "" leaves it
 	sse    bool
+	stored bool          // the response's id is known
 	tokens int           // output tokens counted so far, one for each event with content
 	first  time.Duration // from the pick to the first of them
 }
@@ -80,6 +81,9 @@ func (r *Request) Response(h *ResponseHead, v *Verdict) {
 		v.Remove = append(v.Remove, "content-length")
 	}
 	a.reader.Reset(sse, a.name != "")
+	if r.stores() {
+		a.reader.WantID(a.name != "")
+	}
 	r.answer = a
 	v.Watch = true
 }
@@ -112,6 +116,10 @@ func (r *Request) ResponseBody(chunks [][]byte, v *Verdict) {
 		a.tokens = n
 	}
 	v.Watch = a.reader.More()
+	if !a.stored && r.stores() && a.reader.ID() != 0 {
+		a.stored = true
+		r.pool.stored.add(a.reader.ID(), r.held.Live().Addr)
+	}
 }
 
 // pass is deferred where a response is only looked at: a panic ends that, and

@@ -114,7 +114,7 @@ var (
 		at("prompt", need(0, prompts)), at("prompt_embeds", instead(0, plain)))
 	responseRules = streaming([]requirement{{"input", KindString | KindArray, KindString | KindArray}},
 		at("input", need(0, do(actString, uint8(LanePrompt)).with(messages))),
-		at("instructions", preambleText), at("tools", preambleText))
+		at("instructions", preambleText), at("tools", preambleText), at("previous_response_id", do(actID64, 0)))
 	messageRules = streaming([]requirement{{"messages", KindArray, KindArray}},
 		at("messages", need(0, messages)), at("system", preambleText), at("tools", preambleText))
 	countRules = rules([]requirement{{"messages", KindArray, KindArray}},

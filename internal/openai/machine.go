@@ -61,6 +61,7 @@ const (
 	modeKey
 	modeText
 	modeModel
+	modeID
 )
 
 // machine is the resumable JSON reader under Scan and Usage. It accepts what RFC 8259 accepts, except that the
@@ -100,7 +101,7 @@ type machine struct {
 	faultOff int64
 
 	strOff int64 // offset of the opening quote of the string being read
-	num    int64 // value of the integer being read; -1 is not usable
+	num    int64 // value of the integer being read, -1 is not usable; or the sum of an id being read
 
 	model     [96]byte // the model's name, unescaped
 	modelN    int32
@@ -109,10 +110,10 @@ type machine struct {
 	modelLen  int32 // raw bytes, quotes included
 	modelSeen uint8
 	modelKind Kind
+	objEmpty  bool // nothing follows the top-level '{'
 	dupOff    int64
 
 	objStart int64 // offset just after the top-level '{'
-	objEmpty bool
 
 	text   [lanes]int64
 	values int32 // text values
@@ -121,6 +122,7 @@ type machine struct {
 	set    uint16 // slots that hold a number
 	bools  uint8  // booleans that are true
 	marks  uint8
+	id     uint64 // IDHash of the last id read, 0 for none
 
 	reqKind  [maxReqs]Kind
 	reqEmpty uint8
@@ -160,7 +162,7 @@ func (m *machine) reset(prog []node, maxDepth int, sink Sink) {
 	m.modelSeen, m.modelKind, m.dupOff = 0, 0, 0
 	m.objStart, m.objEmpty = 0, false
 	m.text, m.values, m.tokens = [lanes]int64{}, 0, 0
-	m.set, m.bools, m.marks = 0, 0, 0
+	m.set, m.bools, m.marks, m.id = 0, 0, 0, 0
 	m.reqKind, m.reqEmpty, m.reqAlt = [maxReqs]Kind{}, 0, 0
 }
 

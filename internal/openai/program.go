@@ -26,6 +26,7 @@ const (
 	actString            // as actText, but only a string
 	actPrompt            // an element of a prompt array: a string is text; ids, or lists of them, go as compact JSON
 	actID                // an element of a list of token ids
+	actID64              // a string's hash is what [IDHash] says
 	actMark              // remember that it was a non-empty string, object or array; arg is the bit
 	actMarkString        // as actMark, but only a string
 	actMarkValue         // remember that it was anything but null or false
@@ -122,6 +123,11 @@ func (m *machine) begin(i int, id uint8, kind Kind) {
 		m.bools &^= 1 << n.arg
 		if kind == KindTrue {
 			m.bools |= 1 << n.arg
+		}
+	case actID64:
+		if kind == KindString {
+			sum := idSeed
+			m.mode, m.num = modeID, int64(sum)
 		}
 	case actNumber:
 		m.set &^= 1 << n.arg

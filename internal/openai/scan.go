@@ -69,6 +69,8 @@ type Result struct {
 	// TextValues counts the values that the text came from, TokenIDs the token ids in a prompt given as ids.
 	TextValues int
 	TokenIDs   int64
+	// Previous is the [IDHash] of previous_response_id, 0 for none.
+	Previous uint64
 
 	form *Form // that it was read from, or nil
 }
@@ -103,7 +105,7 @@ func (s *Scan) Finish() (Result, *Error) {
 		Stream: m.bools>>boolStream&1 == 1, IncludeUsage: m.bools>>boolIncludeUsage&1 == 1,
 		MaxTokens: -1,
 		Bytes:     m.base, PromptBytes: m.text[LanePrompt], PreambleBytes: m.text[LanePreamble],
-		TextValues: int(m.values), TokenIDs: m.tokens,
+		TextValues: int(m.values), TokenIDs: m.tokens, Previous: m.id,
 	}
 	for slot := range uint8(2) { // the newer name is the second
 		if m.set>>slot&1 == 1 {

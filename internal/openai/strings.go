@@ -226,6 +226,8 @@ func (m *machine) takeSlow(b []byte) {
 		m.keyLen += uint8(copy(m.keyBuf[m.keyLen:], b))
 	case modeModel:
 		m.takeModel(b)
+	case modeID:
+		m.num = int64(sumID(uint64(m.num), b))
 	}
 }
 
@@ -283,6 +285,9 @@ func (m *machine) endString(off int64) {
 	m.flushHigh()
 	if m.val == 0 {
 		return
+	}
+	if m.mode == modeID {
+		m.id = uint64(m.num) | 1
 	}
 	if m.mode == modeModel {
 		m.modelLen = int32(off + 1 - m.modelOff)

@@ -35,12 +35,15 @@ const (
 )
 
 // responseProg reads a response; renamingProg also finds the model's name.
-var responseProg, renamingProg = responseTree(plain), responseTree(do(actSwap, 0))
+var responseProg, renamingProg = responseTree(plain, plain), responseTree(do(actSwap, 0), plain)
+
+// storedProg and storedRenamingProg read the id of a stored response too.
+var storedProg, storedRenamingProg = responseTree(plain, do(actID64, 0)), responseTree(do(actSwap, 0), do(actID64, 0))
 
 // responseTree reads usage where OpenAI (top level; "response" in the events of /v1/responses) and Anthropic
 // ("message" in message_start) put it, does what model says with the model's name beside it, and notices generated
 // content.
-func responseTree(model tree) []node {
+func responseTree(model, id tree) []node {
 	details := object(at("cached_tokens", do(actNumber, slotCached)))
 	usage := object(
 		at("prompt_tokens", do(actNumber, slotPrompt)),
@@ -54,8 +57,8 @@ func responseTree(model tree) []node {
 	)
 	content := do(actMark, markContent)
 	return compile(object(
-		at("usage", usage), at("model", model),
-		at("response", object(at("usage", usage), at("model", model))),
+		at("usage", usage), at("model", model), at("id", id),
+		at("response", object(at("usage", usage), at("model", model), at("id", id))),
 		at("message", object(at("usage", usage), at("model", model))),
 		at("choices", each(object(
 			at("text", content),
@@ -96,6 +99,7 @@ type Reader struct {
 	usage Usage
 	spans []Span
 
+	id      uint64 // of the stored response, 0 for none
 	events  int
 	content int
 	err     bool
@@ -200,6 +204,22 @@ func (r *Reader) Failed() bool { return r.err }
 // Done tells whether the stream said [DONE].
 func (r *Reader) Done() bool { return r.done }
 
+// WantID makes the reader look for the response's id. It follows Reset.
+func (r *Reader) WantID(renaming bool) {
+	if r.prog, r.id = storedProg, 0; renaming {
+		r.prog = storedRenamingProg
+	}
+	r.m.reset(r.prog, 0, nil)
+}
+
+// ID returns the hash of the response's id, as [IDHash] has it, or 0 if there was none yet.
+func (r *Reader) ID() uint64 {
+	if r.id == 0 {
+		r.id = r.m.id
+	}
+	return r.id
+}
+
 // collect takes over what the machine found. A number said again replaces the earlier one.
 func (r *Reader) collect() {
 	for slot, to := range [...]*int64{&r.usage.Prompt, &r.usage.Completion, &r.usage.total, &r.usage.Cached} {
@@ -209,5 +229,8 @@ func (r *Reader) collect() {
 	}
 	if r.m.marks>>markError&1 == 1 {
 		r.err = true
+	}
+	if r.id == 0 {
+		r.id = r.m.id
 	}
 }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
@@ -354,7 +355,7 @@ func (x *exchange) failure(f *Fault) {
 	}
 	x.delays.BeforeHeaders = 0 // taken already
 	if f.Body != "" {
-		x.bytes(f.Status, "text/plain; charset=utf-8", []byte(f.Body))
+		x.bytes(f.Status, cmp.Or(x.w.Header().Get("Content-Type"), "text/plain; charset=utf-8"), []byte(f.Body))
 		return
 	}
 	x.openAIError(f.Status, "simulated failure", "")
