@@ -174,6 +174,11 @@ func (f *Form) endDelim() {
 // endHead ends the header lines of a part, once they are whole; off is the offset after them.
 func (f *Form) endHead(off int64) {
 	head := f.tail
+	// Parsers differ in what a lone CR or LF means, and so could in where the model stands: none is accepted.
+	if n := len(head); head[n-1] == '\n' && (n < 2 || head[n-2] != '\r') || n > 1 && head[n-2] == '\r' && head[n-1] != '\n' {
+		f.fail("a line of a part's headers ends in something else than CRLF")
+		return
+	}
 	switch {
 	case len(head) > maxPartHead:
 		f.fail("the headers of a part are too long")
