@@ -117,16 +117,23 @@ func parseAddress(address string) (netip.Addr, uint16, error) {
 		}
 		return checkIP(address, ap.Addr(), ap.Port())
 	}
-	bare := strings.TrimSuffix(strings.TrimPrefix(address, "["), "]")
+	bare := address
+	if strings.HasPrefix(bare, "[") && strings.HasSuffix(bare, "]") {
+		bare = bare[1 : len(bare)-1]
+	}
 	if ip, err := netip.ParseAddr(bare); err == nil {
 		return checkIP(address, ip, 0)
 	}
 	host := address
 	if i := strings.LastIndexByte(address, ':'); i >= 0 {
 		host = address[:i]
-		if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
-			_, err := parsePort(address[i+1:])
-			return netip.Addr{}, 0, err
+		if ip, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+			port, err := parsePort(address[i+1:])
+			if err != nil {
+				return netip.Addr{}, 0, err
+			}
+			// Both are fine, so the brackets are not: 1:2:3:4:5:6:7:8:8000.
+			return netip.Addr{}, 0, fmt.Errorf("%q is not IP:port; write %s", address, netip.AddrPortFrom(ip, port))
 		}
 	}
 	return netip.Addr{}, 0, fmt.Errorf("%q is not an IP (names go under dns)", host)
