@@ -1,8 +1,9 @@
-// A dynamic module for the benchmark: it asks of Envoy what shunt's contract
-// asks, and does nothing else. It holds a request until its body is whole, sets
-// the destination header for an ORIGINAL_DST cluster (its endpoints in turn)
-// and the dynamic metadata. No Go runs, nothing is read. What shunt costs beyond
-// it is shunt's own.
+// A dynamic module for the benchmark: it makes the calls into Envoy that shunt's
+// contract asks for, and does nothing else. It holds a request until its body is
+// whole, asks for headers, pieces of bodies and the upstream's address, sets the
+// destination header for an ORIGINAL_DST cluster (its endpoints in turn) and the
+// dynamic metadata. No Go runs, nothing that Envoy hands over is read. What shunt
+// costs beyond it is shunt's own.
 #define _GNU_SOURCE // strtok_r
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -62,7 +63,27 @@ filter_ptr HOOK(new)(config_ptr config, envoy_t envoy) {
 }
 void HOOK(destroy)(filter_ptr filter) { (void)filter; }
 
+#define MANY 128
+
+static void get_headers(envoy_t envoy, envoy_dynamic_module_type_http_header_type kind) {
+  envoy_dynamic_module_type_envoy_http_header headers[MANY];
+  if (CB(http_get_headers_size)(envoy, kind) <= MANY) {
+    CB(http_get_headers)(envoy, kind, headers);
+  }
+}
+
+static void get_body(envoy_t envoy, envoy_dynamic_module_type_http_body_type kind) {
+  envoy_dynamic_module_type_envoy_buffer chunks[MANY];
+  const size_t count = CB(http_get_body_chunks_size)(envoy, kind);
+  if (count > 0 && count <= MANY) {
+    CB(http_get_body_chunks)(envoy, kind, chunks);
+  }
+}
+
 static void send_on(envoy_t envoy, config_t* c) {
+  get_headers(envoy, envoy_dynamic_module_type_http_header_type_RequestHeader);
+  get_body(envoy, envoy_dynamic_module_type_http_body_type_BufferedRequestBody);
+  get_body(envoy, envoy_dynamic_module_type_http_body_type_ReceivedRequestBody);
   const envoy_dynamic_module_type_module_buffer to = c->endpoints[atomic_fetch_add(&c->turn, 1) % c->count];
   CB(http_add_header)(envoy, envoy_dynamic_module_type_http_header_type_RequestHeader, TEXT(DESTINATION), to);
   CB(http_set_dynamic_metadata_string)(envoy, TEXT("envoy.lb"), TEXT(DESTINATION), to);
@@ -96,12 +117,16 @@ envoy_dynamic_module_type_on_http_filter_request_trailers_status HOOK(request_tr
 }
 envoy_dynamic_module_type_on_http_filter_response_headers_status HOOK(response_headers)(envoy_t envoy,
                                                                                          filter_ptr filter, bool end) {
-  (void)envoy, (void)filter, (void)end;
+  (void)filter, (void)end;
+  get_headers(envoy, envoy_dynamic_module_type_http_header_type_ResponseHeader);
+  envoy_dynamic_module_type_envoy_buffer address;
+  CB(http_filter_get_attribute_string)(envoy, envoy_dynamic_module_type_attribute_id_UpstreamAddress, &address);
   return envoy_dynamic_module_type_on_http_filter_response_headers_status_Continue;
 }
 envoy_dynamic_module_type_on_http_filter_response_body_status HOOK(response_body)(envoy_t envoy, filter_ptr filter,
                                                                                    bool end) {
-  (void)envoy, (void)filter, (void)end;
+  (void)filter, (void)end;
+  get_body(envoy, envoy_dynamic_module_type_http_body_type_ReceivedResponseBody);
   return envoy_dynamic_module_type_on_http_filter_response_body_status_Continue;
 }
 envoy_dynamic_module_type_on_http_filter_response_trailers_status HOOK(response_trailers)(envoy_t envoy,
@@ -111,7 +136,11 @@ envoy_dynamic_module_type_on_http_filter_response_trailers_status HOOK(response_
 }
 void HOOK(stream_complete)(envoy_t envoy, filter_ptr filter) {
   (void)filter;
+  CB(http_set_dynamic_metadata_string)(envoy, TEXT("shunt"), TEXT("usage"), TEXT("reported"));
   CB(http_set_dynamic_metadata_number)(envoy, TEXT("shunt"), TEXT("ttft_ms"), 1);
+  CB(http_set_dynamic_metadata_number)(envoy, TEXT("shunt"), TEXT("prompt_tokens"), 1);
+  CB(http_set_dynamic_metadata_number)(envoy, TEXT("shunt"), TEXT("completion_tokens"), 1);
+  CB(http_set_dynamic_metadata_number)(envoy, TEXT("shunt"), TEXT("total_tokens"), 1);
 }
 
 // ---- hooks that Envoy demands ----
