@@ -115,27 +115,25 @@ func (w *pick) packLoad() {
 // request times the tokens of the mean request of all.
 func (w *pick) leastLatency() {
 	s, model, now := w.in.Snapshot, w.in.Request.Model, w.in.Now
-	w.a, w.b, w.c = resize(w.a, len(w.cand)), resize(w.b, len(w.cand)), resize(w.c, len(w.cand))
-	s.Queried(pool.AvgPromptToksPerReq, model, now).Fill(w.a, w.cand)
-	s.Queried(pool.AvgGenerationToksPerReq, model, now).Fill(w.b, w.cand)
-	guessPrompt, guessOutput := guess(w.a, 10), guess(w.b, 100)
+	w.a, w.b, w.c, w.speed = resize(w.a, len(w.cand)), resize(w.b, len(w.cand)), resize(w.c, len(w.cand)), resize(w.speed, len(w.cand))
+	prompt, output, decode, queue := w.a, w.b, w.c, w.speed
+	s.Queried(pool.AvgPromptToksPerReq, model, now).Fill(prompt, w.cand)
+	s.Queried(pool.AvgGenerationToksPerReq, model, now).Fill(output, w.cand)
 	s.ReadingsFor(model, pool.RequestPrefillTime, now).Fill(w.raw, w.cand)
-	s.ReadingsFor(model, pool.RequestDecodeTime, now).Fill(w.c, w.cand)
-	for k := range w.raw { // NaN where one is missing
-		if !(w.a[k] > 0 && w.b[k] > 0) {
+	s.ReadingsFor(model, pool.RequestDecodeTime, now).Fill(decode, w.cand)
+	s.ReadingsFor(model, pool.RequestQueueTime, now).Fill(queue, w.cand)
+	meanPrompt, meanOutput := meanOr(prompt, 10), meanOr(output, 100)
+	for k, prefill := range w.raw { // NaN where one is missing
+		if prompt[k] > 0 && output[k] > 0 {
+			w.raw[k] = prefill/prompt[k]*meanPrompt + decode[k]/output[k]*meanOutput + queue[k]
+		} else {
 			w.raw[k] = none
-			continue
 		}
-		w.raw[k] = w.raw[k]/w.a[k]*guessPrompt + w.c[k]/w.b[k]*guessOutput
-	}
-	s.ReadingsFor(model, pool.RequestQueueTime, now).Fill(w.c, w.cand)
-	for k := range w.raw {
-		w.raw[k] += w.c[k]
 	}
 }
 
-// guess is the mean of the readings above 0, or the default.
-func guess(readings []float64, otherwise float64) float64 {
+// meanOr is the mean of the readings above 0, or the default.
+func meanOr(readings []float64, otherwise float64) float64 {
 	sum, n := 0.0, 0
 	for _, v := range readings {
 		if v > 0 {

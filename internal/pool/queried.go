@@ -312,7 +312,14 @@ func (r QueriedReadings) At(i int32) (v float64, ok bool) {
 // Fill sets out to the readings of the endpoints at positions, NaN where At has
 // none.
 func (r QueriedReadings) Fill(out []float64, positions []int32) {
+	rows, query := r.rows, r.query
 	for k, i := range positions {
+		if int(i) < len(rows) {
+			if row := &rows[i]; row.in != nil && !row.many {
+				out[k] = row.pod[query]
+				continue
+			}
+		}
 		v, ok := r.At(i)
 		if !ok {
 			v = math.NaN()
