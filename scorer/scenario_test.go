@@ -240,71 +240,44 @@ func (sc *scenario) duration(text string) time.Duration {
 // endpoint reads an endpoint's keys; in a value, %N is its number modulo N.
 func (sc *scenario) endpoint(name string, words []string, number int) endpointSpec {
 	e := endpointSpec{name: name}
-	metric := func(m pool.Metric, v float64) {
-		if e.metrics == nil {
-			e.metrics = map[pool.Metric]float64{}
-		}
-		e.metrics[m] = v
+	ints := map[string]*int{
+		"in-flight": &e.inFlight, "prefill": &e.prefill, "tokens": &e.tokens, "lora-max": &e.loraMax, "holds": &e.holds,
+		"blocks": &e.blocks, "kv-tokens": &e.kvTokens,
+	}
+	floats := map[string]*float64{
+		"cost": &e.cost, "output-rate": &e.outputRate, "read-rate": &e.readRate, "avg-prompt": &e.avgPrompt, "avg-output": &e.avgOutput,
+	}
+	durations := map[string]*time.Duration{"age": &e.age, "ready": &e.ready}
+	lists := map[string]*[]string{"lora-running": &e.running, "lora-waiting": &e.waiting}
+	bools := map[string]*bool{"wedged": &e.wedged, "pushed-back": &e.pushedBack}
+	metrics := map[string]pool.Metric{
+		"kv": pool.KVCacheUsagePerc, "waiting": pool.NumRequestsWaiting, "running": pool.NumRequestsRunning,
+		"utilization": pool.EngineUtilization, "queue-time": pool.RequestQueueTime, "prefill-time": pool.RequestPrefillTime,
+		"decode-time": pool.RequestDecodeTime, "itl": pool.InterTokenLatency,
 	}
 	sc.pairs(words, func(key, value string) {
 		if modulus, ok := strings.CutPrefix(value, "%"); ok {
 			value = strconv.Itoa(number % int(sc.number(modulus)))
 		}
-		switch key {
-		case "in-flight":
-			e.inFlight = int(sc.number(value))
-		case "prefill":
-			e.prefill = int(sc.number(value))
-		case "tokens":
-			e.tokens = int(sc.number(value))
-		case "cost":
-			e.cost = sc.number(value)
-		case "output-rate":
-			e.outputRate = sc.number(value)
-		case "read-rate":
-			e.readRate = sc.number(value)
-		case "age":
-			e.age = sc.duration(value)
-		case "avg-prompt":
-			e.avgPrompt = sc.number(value)
-		case "avg-output":
-			e.avgOutput = sc.number(value)
-		case "lora-max":
-			e.loraMax = int(sc.number(value))
-		case "lora-running":
-			e.running = strings.Split(value, "|")
-		case "lora-waiting":
-			e.waiting = strings.Split(value, "|")
-		case "holds":
-			e.holds = int(sc.number(value))
-		case "blocks":
-			e.blocks = int(sc.number(value))
-		case "kv-tokens":
-			e.kvTokens = int(sc.number(value))
-		case "hardware":
+		m, isMetric := metrics[key]
+		switch {
+		case ints[key] != nil:
+			*ints[key] = int(sc.number(value))
+		case floats[key] != nil:
+			*floats[key] = sc.number(value)
+		case durations[key] != nil:
+			*durations[key] = sc.duration(value)
+		case lists[key] != nil:
+			*lists[key] = strings.Split(value, "|")
+		case bools[key] != nil:
+			*bools[key] = value == "true"
+		case isMetric:
+			if e.metrics == nil {
+				e.metrics = map[pool.Metric]float64{}
+			}
+			e.metrics[m] = sc.number(value)
+		case key == "hardware":
 			e.hardware = value
-		case "wedged":
-			e.wedged = value == "true"
-		case "pushed-back":
-			e.pushedBack = value == "true"
-		case "ready":
-			e.ready = sc.duration(value)
-		case "kv":
-			metric(pool.KVCacheUsagePerc, sc.number(value))
-		case "waiting":
-			metric(pool.NumRequestsWaiting, sc.number(value))
-		case "running":
-			metric(pool.NumRequestsRunning, sc.number(value))
-		case "utilization":
-			metric(pool.EngineUtilization, sc.number(value))
-		case "queue-time":
-			metric(pool.RequestQueueTime, sc.number(value))
-		case "prefill-time":
-			metric(pool.RequestPrefillTime, sc.number(value))
-		case "decode-time":
-			metric(pool.RequestDecodeTime, sc.number(value))
-		case "itl":
-			metric(pool.InterTokenLatency, sc.number(value))
 		default:
 			sc.fail("an endpoint has no %s", key)
 		}

@@ -117,6 +117,7 @@ var (
 		at("instructions", preambleText), at("tools", preambleText), at("previous_response_id", do(actID64, 0)))
 	messageRules = streaming([]requirement{{"messages", KindArray, KindArray}},
 		at("messages", need(0, messages)), at("system", preambleText), at("tools", preambleText))
+	// Its answer is {"input_tokens": n}: what the request would cost, not what it did.
 	countRules = rules([]requirement{{"messages", KindArray, KindArray}},
 		at("messages", need(0, messages)), at("system", preambleText), at("tools", preambleText))
 	// vLLM also takes a conversation where OpenAI takes input.
@@ -159,7 +160,7 @@ var endpoints = []Endpoint{
 	{Name: "responses", Path: "/v1/responses", Rules: responseRules, Streams: true, Usage: true},
 	{Name: "responses/id", Path: "/v1/responses/", From: FromStore, Streams: true, Usage: true},
 	{Name: "messages", Path: "/v1/messages", Rules: messageRules, Streams: true, Usage: true, Style: StyleAnthropic},
-	{Name: "messages/count_tokens", Path: "/v1/messages/count_tokens", Rules: countRules, Usage: true, Style: StyleAnthropic},
+	{Name: "messages/count_tokens", Path: "/v1/messages/count_tokens", Rules: countRules, Style: StyleAnthropic},
 	{Name: "embeddings", Path: "/v1/embeddings", Rules: inputRules, Usage: true},
 	{Name: "rerank", Path: "/v1/rerank", Rules: rerankRules, Usage: true},
 	{Name: "rerank", Path: "/v2/rerank", Rules: rerankRules, Usage: true},
