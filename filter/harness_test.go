@@ -179,11 +179,20 @@ type host struct {
 	prepared int
 	posts    chan struct{}
 	metadata map[string]string // by namespace and key, with a space between
+	lists    map[string][]string
 }
 
 func newHost() *host { return &host{posts: make(chan struct{}, 4)} }
 
 func (h *host) Metadata(namespace, key string) string { return h.metadata[namespace+" "+key] }
+
+func (h *host) MetadataList(namespace, key string) ([]string, bool) {
+	if h.lists == nil {
+		return nil, false
+	}
+	list, ok := h.lists[namespace+" "+key]
+	return list, ok
+}
 
 func (h *host) PrepareWait() { h.prepared++ }
 func (h *host) Post()        { h.posts <- struct{}{} }

@@ -48,7 +48,7 @@ const (
 var headerNames = [numHeaders]string{
 	hdrDestination:       HeaderDestination,
 	hdrDestinationServed: "x-gateway-destination-endpoint-served",
-	hdrDestinationSubset: "x-gateway-destination-endpoint-subset",
+	hdrDestinationSubset: HeaderSubset,
 	hdrOriginalDstHost:   "x-envoy-original-dst-host",
 	hdrDropReason:        HeaderDropReason,
 	hdrObjective:         "x-llm-d-inference-objective",

@@ -275,6 +275,8 @@ type doorStream struct {
 
 func (*doorStream) Metadata(string, string) string { return "" }
 
+func (*doorStream) MetadataList(string, string) ([]string, bool) { return nil, false }
+
 func (s *doorStream) PrepareWait() {}
 func (s *doorStream) Post() {
 	s.worker.events <- func() {

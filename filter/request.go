@@ -18,6 +18,9 @@ type Host interface {
 	// none. It is called on the request's worker, in Headers, and may be borrowed
 	// for the callback.
 	Metadata(namespace, key string) string
+	// MetadataList returns the strings of a list in Envoy's dynamic metadata, and
+	// whether there is such a list. As for Metadata.
+	MetadataList(namespace, key string) ([]string, bool)
 	// PrepareWait is called on the request's worker before the request waits.
 	PrepareWait()
 	// Post leads to one call of Request.Resume on the request's worker. Any
@@ -162,9 +165,7 @@ func (r *Request) choosePool(h *Head, route *Route, v *Verdict) bool {
 		return false
 	}
 	r.explain = set.cfg.Explain.Header && h.value(hdrExplain) == "1"
-	if set.cfg.SubsetHeader {
-		r.subset = strings.Clone(h.value(hdrDestinationSubset))
-	}
+	r.subset = r.readSubset(h)
 	if asked := h.value(hdrRoutingStrategy); asked != "" && len(set.allowed) > 0 {
 		p, ok := set.policyOf(asked)
 		if !ok {
@@ -488,21 +489,4 @@ func classify(end End) (pool.FaultKind, bool) {
 	default:
 		return pool.FaultReset, true
 	}
-}
-
-// inSubset keeps the candidates that a comma-separated list of ip:port or ip
-// names.
-func inSubset(snap *pool.Snapshot, index []int32, subset string) []int32 {
-	var kept []int32
-	for _, i := range index {
-		e := &snap.Endpoints[i]
-		for entry := range strings.SplitSeq(subset, ",") {
-			entry = strings.TrimSpace(entry)
-			if entry == e.Key || strings.Trim(entry, "[]") == e.Addr.Addr().String() {
-				kept = append(kept, i)
-				break
-			}
-		}
-	}
-	return kept
 }

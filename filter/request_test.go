@@ -2,6 +2,7 @@ package filter
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -89,7 +90,11 @@ func TestSubset(t *testing.T) {
 	six.Live.Addr = "[fd00::6]:9000"
 	w.publish("default", ep(1, "m"), ep(2, "m"), six)
 	for subset, want := range map[string]string{
-		"":                                "10.0.0.1:8000 10.0.0.2:8000 [fd00::6]:9000",
+		"":                                "rejected-no-endpoints",
+		",":                               "rejected-no-endpoints",
+		"fd00:0::6":                       "[fd00::6]:9000",
+		"[fd00:0:0::6]:9000":              "[fd00::6]:9000",
+		"::ffff:10.0.0.2":                 "10.0.0.2:8000",
 		"10.0.0.2:8000":                   "10.0.0.2:8000",
 		"10.0.0.2":                        "10.0.0.2:8000",
 		" 10.0.0.1:8000 ,10.0.0.2:8000":   "10.0.0.1:8000 10.0.0.2:8000",
@@ -119,6 +124,47 @@ func TestSubset(t *testing.T) {
 		if strings.Join(got, " ") != want {
 			t.Errorf("%q: %v, want %s", subset, got, want)
 		}
+	}
+}
+
+// TestSubsetMetadata: a list of a filter before shunt counts, beats the header
+// and needs no option.
+func TestSubsetMetadata(t *testing.T) {
+	for _, c := range []struct {
+		name, config string
+		list         []string // nil for no list
+		header, want string
+	}{
+		{"no list", "", nil, "10.0.0.1:8000", "10.0.0.1:8000 10.0.0.2:8000"},
+		{"no list but a header", "subsetHeader: true", nil, "10.0.0.1:8000", "10.0.0.1:8000"},
+		{"ip:port", "", []string{"10.0.0.9:8000", "10.0.0.2:8000"}, "10.0.0.1:8000", "10.0.0.2:8000"},
+		{"ip", "", []string{"10.0.0.2"}, "", "10.0.0.2:8000"},
+		{"both", "", []string{"10.0.0.2", "10.0.0.1:8000"}, "", "10.0.0.1:8000 10.0.0.2:8000"},
+		{"beats the header", "subsetHeader: true", []string{"10.0.0.2:8000"}, "10.0.0.1:8000", "10.0.0.2:8000"},
+		{"empty", "", []string{}, "10.0.0.1:8000", "rejected-no-endpoints"},
+		{"strangers", "", []string{"10.0.0.9", "10.0.0.1:1", ""}, "", "rejected-no-endpoints"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, c.config)
+			w.publish("default", ep(1, "m"), ep(2, "m"))
+			seen := map[string]bool{}
+			for range 100 {
+				s := w.stream()
+				if c.list != nil {
+					s.lists = map[string][]string{"envoy.lb.subset_hint x-gateway-destination-endpoint-subset": c.list}
+				}
+				v := s.chat(t, chatBody, "x-gateway-destination-endpoint-subset", c.header)
+				if v.Action == Reply {
+					seen[v.meta("reason")] = true
+				} else {
+					seen[v.Destination] = true
+				}
+				s.finish(End{})
+			}
+			if got := strings.Join(slices.Sorted(maps.Keys(seen)), " "); got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+		})
 	}
 }
 

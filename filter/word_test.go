@@ -266,6 +266,8 @@ type racer struct {
 
 func (*racer) Metadata(string, string) string { return "" }
 
+func (*racer) MetadataList(string, string) ([]string, bool) { return nil, false }
+
 func (r *racer) PrepareWait() {}
 func (r *racer) Post() {
 	r.posted.Add(1)

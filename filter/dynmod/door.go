@@ -159,6 +159,24 @@ func (s *stream) Metadata(namespace, key string) string {
 	return borrow(value.ptr, value.length)
 }
 
+// MetadataList implements filter.Host. Entries that are no text are left out.
+func (s *stream) MetadataList(namespace, key string) ([]string, bool) {
+	ns, nsLength := (*C.char)(unsafe.Pointer(unsafe.StringData(namespace))), C.size_t(len(namespace))
+	name, nameLength := (*C.char)(unsafe.Pointer(unsafe.StringData(key))), C.size_t(len(key))
+	size := C.shunt_metadata_list_size(s.envoy, ns, nsLength, name, nameLength)
+	if size < 0 {
+		return nil, false
+	}
+	list := make([]string, 0, size)
+	for i := range size {
+		var value C.shunt_buffer
+		if C.shunt_metadata_list_string(s.envoy, ns, nsLength, name, nameLength, C.size_t(i), &value) {
+			list = append(list, borrow(value.ptr, value.length))
+		}
+	}
+	return list, true
+}
+
 // PrepareWait implements filter.Host.
 func (s *stream) PrepareWait() {
 	s.mu.Lock()

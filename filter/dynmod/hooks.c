@@ -76,6 +76,19 @@ bool shunt_metadata(void* envoy, const char* ns, size_t ns_length, const char* k
                                       (envoy_dynamic_module_type_module_buffer){ns, ns_length},
                                       (envoy_dynamic_module_type_module_buffer){key, key_length}, value);
 }
+int64_t shunt_metadata_list_size(void* envoy, const char* ns, size_t ns_length, const char* key, size_t key_length) {
+  size_t size = 0;
+  const bool found = CB(http_get_metadata_list_size)(envoy, envoy_dynamic_module_type_metadata_source_Dynamic,
+                                                     (envoy_dynamic_module_type_module_buffer){ns, ns_length},
+                                                     (envoy_dynamic_module_type_module_buffer){key, key_length}, &size);
+  return found ? (int64_t)size : -1;
+}
+bool shunt_metadata_list_string(void* envoy, const char* ns, size_t ns_length, const char* key, size_t key_length,
+                                size_t index, shunt_buffer* value) {
+  return CB(http_get_metadata_list_string)(envoy, envoy_dynamic_module_type_metadata_source_Dynamic,
+                                           (envoy_dynamic_module_type_module_buffer){ns, ns_length},
+                                           (envoy_dynamic_module_type_module_buffer){key, key_length}, index, value);
+}
 void* shunt_scheduler_new(void* envoy) { return CB(http_filter_scheduler_new)(envoy); }
 void shunt_scheduler_commit(void* scheduler) { CB(http_filter_scheduler_commit)(scheduler, 0); }
 void shunt_scheduler_delete(void* scheduler) { CB(http_filter_scheduler_delete)(scheduler); }

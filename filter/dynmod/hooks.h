@@ -54,6 +54,11 @@ typedef struct {
 
 bool shunt_metadata(void* envoy, const char* ns, size_t ns_length, const char* key, size_t key_length,
                     shunt_buffer* value);
+// shunt_metadata_list_size is how many entries a list of dynamic metadata has, -1
+// where there is no list; shunt_metadata_list_string reads one that is text.
+int64_t shunt_metadata_list_size(void* envoy, const char* ns, size_t ns_length, const char* key, size_t key_length);
+bool shunt_metadata_list_string(void* envoy, const char* ns, size_t ns_length, const char* key, size_t key_length,
+                                size_t index, shunt_buffer* value);
 // shunt_edit_body puts with in the place of length bytes at offset of the body
 // that Envoy holds of a request. body_hook says that the hook is the body's,
 // whose bytes are not buffered yet.

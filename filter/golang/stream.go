@@ -127,6 +127,21 @@ func (s *stream) Metadata(namespace, key string) string {
 	return text
 }
 
+// MetadataList implements filter.Host. Entries that are no text are left out.
+func (s *stream) MetadataList(namespace, key string) ([]string, bool) {
+	values, ok := s.callbacks.StreamInfo().DynamicMetadata().Get(namespace)[key].([]any)
+	if !ok {
+		return nil, false
+	}
+	list := make([]string, 0, len(values))
+	for _, v := range values {
+		if text, ok := v.(string); ok {
+			list = append(list, text)
+		}
+	}
+	return list, true
+}
+
 // PrepareWait implements filter.Host. Nothing is needed.
 func (s *stream) PrepareWait() {}
 
