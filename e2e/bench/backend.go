@@ -14,7 +14,7 @@ import (
 const thinkTime = time.Millisecond
 
 // backends are fake engines, each on a port of its own, all served by one thread. Chat requests get a fixed small JSON
-// after thinkTime; /metrics and /v1/models are answered at once.
+// after thinkTime, or an event each thinkTime; /metrics and /v1/models are answered at once.
 type backends struct {
 	// Addrs are where they listen.
 	addrs []netip.AddrPort
@@ -29,6 +29,8 @@ type backends struct {
 	waiting   []answer // ordered by due: thinkTime is the same for all
 	start     time.Time
 	buf       []byte
+
+	chat, stream [][]byte // the answers in pieces
 }
 
 type backendConn struct {
@@ -40,11 +42,28 @@ type backendConn struct {
 type answer struct {
 	due  time.Duration
 	conn *backendConn
+	rest [][]byte // what to send, each thinkTime after the one before
 }
 
 const chatAnswer = `{"id":"chatcmpl-0","object":"chat.completion","created":1790000000,"model":"` + modelName + `","choices":[{"index":0,` +
 	`"message":{"role":"assistant","content":"The quick brown fox jumps over the lazy dog."},"finish_reason":"stop"}],` +
 	`"usage":{"prompt_tokens":210,"completion_tokens":11,"total_tokens":221}}`
+
+// chatStream is an answer in events, in chunks: the head with the first, those with a token, the usage, the end.
+func chatStream() (pieces [][]byte) {
+	event := func(text string) []byte {
+		text = "data: " + text + "\n\n"
+		return fmt.Appendf(nil, "%x\r\n%s\r\n", len(text), text)
+	}
+	const head = `{"id":"chatcmpl-0","object":"chat.completion.chunk","created":1790000000,"model":"` + modelName + `","choices":`
+	first := []byte("HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n")
+	pieces = append(pieces, append(first, event(head+`[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}`)...))
+	for _, word := range []string{"The", " quick", " brown", " fox", " jumps", " over", " it."} {
+		pieces = append(pieces, event(head+`[{"index":0,"delta":{"content":"`+word+`"},"finish_reason":null}]}`))
+	}
+	last := event(head + `[],"usage":{"prompt_tokens":210,"completion_tokens":7,"total_tokens":217}}`)
+	return append(pieces, append(append(last, event("[DONE]")...), "0\r\n\r\n"...))
+}
 
 const modelsAnswer = `{"object":"list","data":[{"id":"` + modelName + `","object":"model","owned_by":"vllm"}]}`
 
@@ -141,8 +160,8 @@ func (b *backends) listen() error {
 }
 
 func (b *backends) serve() error {
-	chat, models, metrics := render("application/json", chatAnswer), render("application/json", modelsAnswer),
-		render("text/plain; version=0.0.4; charset=utf-8", metricsAnswer)
+	b.chat, b.stream = [][]byte{render("application/json", chatAnswer)}, chatStream()
+	models, metrics := render("application/json", modelsAnswer), render("text/plain; version=0.0.4; charset=utf-8", metricsAnswer)
 	for {
 		ready, err := b.poll.wait()
 		if err != nil {
@@ -161,7 +180,7 @@ func (b *backends) serve() error {
 				b.read(c, models, metrics)
 			}
 		}
-		if err := b.answerDue(chat); err != nil {
+		if err := b.answerDue(); err != nil {
 			return err
 		}
 	}
@@ -216,21 +235,31 @@ func (b *backends) read(c *backendConn, models, metrics []byte) {
 			case "/v1/models":
 				b.write(c, models)
 			default:
-				b.waiting = append(b.waiting, answer{time.Since(b.start) + thinkTime, c})
+				rest := b.chat
+				if string(c.in.header("accept")) == eventStream {
+					rest = b.stream
+				}
+				b.waiting = append(b.waiting, answer{time.Since(b.start) + thinkTime, c, rest})
 			}
 		}
 	}
 }
 
-func (b *backends) answerDue(chat []byte) error {
+func (b *backends) answerDue() error {
 	if len(b.waiting) == 0 {
 		return nil
 	}
 	now := time.Since(b.start)
 	n := 0
 	for ; n < len(b.waiting) && b.waiting[n].due <= now; n++ {
-		if c := b.waiting[n].conn; !c.closed {
-			b.write(c, chat)
+		a := b.waiting[n]
+		if a.conn.closed {
+			continue
+		}
+		b.write(a.conn, a.rest[0])
+		if a.rest = a.rest[1:]; len(a.rest) > 0 {
+			a.due = now + thinkTime
+			b.waiting = append(b.waiting, a)
 		}
 	}
 	b.waiting = b.waiting[:copy(b.waiting, b.waiting[n:])]

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,20 +20,37 @@ const modelName = "bench-model"
 // caseNames are the Envoys compared, in the order of the table.
 var caseNames = []string{"bare", "floor", "hold", "stock", "stock-full", "stock-noyield", "contrib"}
 
-// bodySizes are the request bodies by name, in bytes.
-var bodySizes = []struct {
+// bodies are the requests by name, their bodies in bytes.
+var bodies = []body{{name: "1k", size: 1 << 10}, {name: "256k", size: 256 << 10}, {name: "sse", size: 1 << 10, stream: true}}
+
+type body struct {
 	name string
 	size int
-}{{"1k", 1 << 10}, {"256k", 256 << 10}}
+	// stream asks for events. It is measured under the load half alone, to the first event.
+	stream bool
+}
+
+func (b body) under(load string) bool { return !b.stream || load == "half" }
+
+// bodyNamed returns the body of that name, which is one of them.
+func bodyNamed(name string) body {
+	return bodies[slices.IndexFunc(bodies, func(b body) bool { return b.name == name })]
+}
+
+const eventStream = "text/event-stream"
 
 // request renders a whole HTTP/1.1 chat request whose body has exactly size bytes.
-func request(size int) ([]byte, error) {
-	body, err := chatBody(size)
+func request(b body) ([]byte, error) {
+	body, err := chatBody(b.size, b.stream)
 	if err != nil {
 		return nil, err
 	}
+	accept := "application/json"
+	if b.stream {
+		accept = eventStream // by which the backends know it
+	}
 	return fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nhost: bench.test\r\nuser-agent: OpenAI/Python 2.8.0\r\n"+
-		"accept: application/json\r\naccept-encoding: gzip, deflate\r\ncontent-type: application/json\r\n"+
+		"accept: "+accept+"\r\naccept-encoding: gzip, deflate\r\ncontent-type: application/json\r\n"+
 		"authorization: Bearer sk-bench\r\nx-stainless-lang: python\r\ncontent-length: %d\r\n\r\n%s", len(body), body), nil
 }
 
@@ -43,7 +61,7 @@ type chatMessage struct {
 
 // chatBody is a conversation of turns of up to 2,000 bytes, as chat clients send it: the model first, quotes and newlines
 // escaped. It has exactly size bytes, at least 300.
-func chatBody(size int) ([]byte, error) {
+func chatBody(size int, stream bool) ([]byte, error) {
 	const prose = "Please look at the function below, explain why the \"retry\" branch can run twice,\nand suggest the smallest fix. " +
 		"Keep the public signature; the callers in cmd/ rely on it.\n\tif err := s.flush(ctx); err != nil { return err }\n"
 	text := func(n int) string { return strings.Repeat(prose, n/len(prose)+1)[:n] }
@@ -52,7 +70,8 @@ func chatBody(size int) ([]byte, error) {
 		Messages    []chatMessage `json:"messages"`
 		Temperature float64       `json:"temperature"`
 		MaxTokens   int           `json:"max_tokens"`
-	}{modelName, []chatMessage{{"system", "You are a careful assistant."}}, 0.7, 256}
+		Stream      bool          `json:"stream,omitempty"`
+	}{modelName, []chatMessage{{"system", "You are a careful assistant."}}, 0.7, 256, stream}
 	for {
 		b, err := json.Marshal(chat)
 		if err != nil {

@@ -15,6 +15,7 @@ type load struct {
 	conns int     // connections; an open loop whose connections are all busy sends late (see schedule)
 	warm  time.Duration
 	count time.Duration // length of the window that counts, after warm
+	first bool          // a request's latency ends with the first byte of the answer's body
 }
 
 // drainLimit is how long the answers may take after the window.
@@ -26,6 +27,7 @@ type client struct {
 	busy     bool
 	written  int           // bytes of the request handed to the kernel
 	intended time.Duration // when the request should have been sent, since the run's start
+	begun    time.Duration // when the first byte of the answer's body came, 0 before
 	in       message
 }
 
@@ -191,7 +193,7 @@ func (g *generator) clockWindow(now time.Duration) (err error) {
 }
 
 func (g *generator) send(c *client, intended time.Duration) error {
-	c.busy, c.written, c.intended = true, 0, intended
+	c.busy, c.written, c.intended, c.begun = true, 0, intended, 0
 	g.inFlight++
 	return g.write(c)
 }
@@ -247,6 +249,10 @@ func (g *generator) received(c *client, p []byte) error {
 	if err != nil {
 		return fmt.Errorf("answer: %w", err)
 	}
+	now := g.now()
+	if c.in.begun && c.begun == 0 {
+		c.begun = now
+	}
 	if !done {
 		return nil
 	}
@@ -259,9 +265,12 @@ func (g *generator) received(c *client, p []byte) error {
 	if c.written < len(g.request) {
 		return errors.New("answered before the request was sent")
 	}
-	now := g.now()
 	if g.win.has(c.intended) {
-		g.latencies = append(g.latencies, now-c.intended)
+		end := now
+		if g.load.first {
+			end = c.begun
+		}
+		g.latencies = append(g.latencies, end-c.intended)
 	}
 	if g.counting {
 		g.answers++

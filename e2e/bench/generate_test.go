@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"net"
@@ -34,7 +35,7 @@ func ticks() func() (time.Duration, error) {
 
 func testRequest(t *testing.T, size int) []byte {
 	t.Helper()
-	r, err := request(size)
+	r, err := request(body{size: size})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,10 +78,14 @@ func TestBackendsAnswer(t *testing.T) {
 func TestClosedLoopCountsWhatItSends(t *testing.T) {
 	b := testBackends(t)
 	for _, size := range []int{1 << 10, 256 << 10} {
-		g := newGenerator(testRequest(t, size), load{conns: 8, warm: 20 * time.Millisecond, count: 200 * time.Millisecond}, ticks())
-		s, err := g.run(b.addrs[0])
-		if err != nil {
-			t.Fatal(err)
+		var g *generator
+		var s sample
+		for count := 200 * time.Millisecond; g == nil || g.answers == 0 && count < time.Minute; count *= 2 { // a busy machine answers late
+			g = newGenerator(testRequest(t, size), load{conns: 8, warm: 20 * time.Millisecond, count: count}, ticks())
+			var err error
+			if s, err = g.run(b.addrs[0]); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if g.inFlight != 0 || len(g.free) != 8 {
 			t.Errorf("%d in flight, %d free after the run", g.inFlight, len(g.free))
@@ -102,6 +107,44 @@ func TestOpenLoopMeasuresEveryScheduledRequest(t *testing.T) {
 	}
 	if len(g.latencies) != 200 { // those intended in [50 ms, 550 ms), every 2.5 ms
 		t.Errorf("%d latencies, want 200", len(g.latencies))
+	}
+}
+
+func TestStreamIsTimedToItsFirstEvent(t *testing.T) {
+	g := newGenerator([]byte("request"), load{first: true, count: time.Hour}, ticks())
+	g.start, g.ended = time.Now(), true
+	c := &client{busy: true, written: len(g.request), in: message{response: true}}
+	g.inFlight = 1
+	for i, piece := range chatStream() {
+		if err := g.received(c, piece); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 && (c.begun == 0 || len(g.latencies) > 0) {
+			t.Fatalf("after the first event: begun %v, latencies %v", c.begun, g.latencies)
+		}
+	}
+	if len(g.latencies) != 1 || g.latencies[0] != c.begun {
+		t.Errorf("latencies %v, want only %v", g.latencies, c.begun)
+	}
+}
+
+func TestBackendsStream(t *testing.T) {
+	b := testBackends(t)
+	r, err := request(bodyNamed("sse"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("tcp", b.addrs[0].String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write(r); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(bytes.Join(chatStream(), nil)))
+	if _, err := io.ReadFull(conn, got); err != nil || !bytes.Equal(got, bytes.Join(chatStream(), nil)) {
+		t.Errorf("%q, %v", got, err)
 	}
 }
 
@@ -153,7 +196,7 @@ func TestGeneratorRefusesWrongAnswers(t *testing.T) {
 
 func TestChatBody(t *testing.T) {
 	for _, size := range []int{300, 1 << 10, 2500, 4096, 32 << 10, 256 << 10} {
-		b, err := chatBody(size)
+		b, err := chatBody(size, false)
 		if err != nil || len(b) != size {
 			t.Fatalf("size %d: %d bytes, %v", size, len(b), err)
 		}
@@ -165,7 +208,7 @@ func TestChatBody(t *testing.T) {
 			t.Errorf("size %d: %v, model %q, %d messages", size, err, chat.Model, len(chat.Messages))
 		}
 	}
-	if _, err := chatBody(10); err == nil {
+	if _, err := chatBody(10, false); err == nil {
 		t.Error("a chat of 10 bytes gave no error")
 	}
 }

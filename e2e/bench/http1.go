@@ -21,6 +21,7 @@ type message struct {
 	left  int    // bytes of body, or of the present chunk with its CRLF, still to come
 	state messageState
 	line  []byte // the chunk size line, or trailer line, as far as it came
+	begun bool   // a byte of the body came
 }
 
 type messageState int
@@ -53,14 +54,14 @@ func (m *message) feed(p []byte) (n int, done bool, err error) {
 			}
 		case inBody:
 			used := min(m.left, len(rest))
-			n, m.left = n+used, m.left-used
+			n, m.left, m.begun = n+used, m.left-used, true
 			if m.left == 0 {
 				m.state = inHead
 				return n, true, nil
 			}
 		case inChunk:
 			used := min(m.left, len(rest))
-			n, m.left = n+used, m.left-used
+			n, m.left, m.begun = n+used, m.left-used, true
 			if m.left == 0 {
 				m.state = inChunkSize
 			}
@@ -83,7 +84,7 @@ var headEnd = []byte("\r\n\r\n")
 // feedHead takes bytes up to the end of the head.
 func (m *message) feedHead(p []byte) (used int, whole bool) {
 	if len(m.head) >= 4 && bytes.HasSuffix(m.head, headEnd) {
-		m.head = m.head[:0] // of the message before
+		m.head, m.begun = m.head[:0], false // of the message before
 	}
 	from := max(0, len(m.head)-3) // the end may straddle two pieces
 	before := len(m.head)

@@ -1,7 +1,7 @@
 // Command bench measures what shunt costs in a real Envoy, in one run on one machine, beside a bare Envoy, one with an
 // empty Go module (the floor), and one with a C module that asks of Envoy what shunt does and reads nothing (hold):
 //
-//	go run ./e2e/bench                              all of it, about 14 minutes
+//	go run ./e2e/bench                              all of it, about 16 minutes
 //	go run ./e2e/bench -quick -cases bare,floor     a smoke run
 //	go run ./e2e/bench -profile stock               where the CPU time goes (needs perf)
 //
@@ -64,13 +64,13 @@ func main() {
 
 func parseFlags(args []string) (flags, error) {
 	var f flags
-	var cases, bodies, loads string
+	var cases, bodyList, loads string
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.StringVar(&f.root, "root", ".", "the repository; modules are taken from its build/out")
 	fs.StringVar(&f.envoy, "envoy", "", "Envoy's binary (default: what build/envoy.sh finds)")
 	fs.StringVar(&f.out, "out", "", "the JSON file to write (default: build/out/bench.json)")
 	fs.StringVar(&cases, "cases", strings.Join(caseNames, ","), "which Envoys")
-	fs.StringVar(&bodies, "bodies", "1k,256k", "which request bodies")
+	fs.StringVar(&bodyList, "bodies", "1k,256k,sse", "which request bodies; sse: a stream, to its first event, load half alone")
 	fs.StringVar(&loads, "loads", strings.Join(loadNames, ","), "which loads: sat closed loop, 32 connections; rate 1,000/s; half of bare's sat; low 30/s")
 	fs.IntVar(&f.reps, "reps", 5, "repetitions, the figures are their medians")
 	fs.BoolVar(&f.quick, "quick", false, "one short repetition; its figures mean little")
@@ -93,14 +93,14 @@ func parseFlags(args []string) (flags, error) {
 		f.out = filepath.Join(f.root, "build", "out", "bench.json")
 	}
 	var bodyNames []string
-	for _, b := range bodySizes {
+	for _, b := range bodies {
 		bodyNames = append(bodyNames, b.name)
 	}
 	for _, l := range []struct {
 		flag, value string
 		valid       []string
 		into        *[]string
-	}{{"cases", cases, caseNames, &f.cases}, {"bodies", bodies, bodyNames, &f.bodies}, {"loads", loads, loadNames, &f.loads}} {
+	}{{"cases", cases, caseNames, &f.cases}, {"bodies", bodyList, bodyNames, &f.bodies}, {"loads", loads, loadNames, &f.loads}} {
 		for name := range strings.SplitSeq(l.value, ",") {
 			if !slices.Contains(l.valid, name) {
 				return f, fmt.Errorf("-%s: unknown %q, valid: %s", l.flag, name, strings.Join(l.valid, ", "))
@@ -143,8 +143,8 @@ type bench struct {
 
 func run(ctx context.Context, f flags) (err error) {
 	b := &bench{flags: f, requests: map[string][]byte{}}
-	for _, body := range bodySizes {
-		if b.requests[body.name], err = request(body.size); err != nil {
+	for _, body := range bodies {
+		if b.requests[body.name], err = request(body); err != nil {
 			return err
 		}
 	}
@@ -249,6 +249,7 @@ func (b *bench) one(e *envoyrun.Envoy, body string, l load) (sample, error) {
 	if err != nil {
 		return sample{}, fmt.Errorf("Envoy's listener: %w", err)
 	}
+	l.first = bodyNamed(body).stream
 	return generate(addr, b.requests[body], l, e.CPU)
 }
 
@@ -302,6 +303,9 @@ func (b *bench) measure(ctx context.Context) (_ []result, err error) {
 		err = b.withAll(ctx, func(envoys map[string]*envoyrun.Envoy) error {
 			for _, body := range b.bodies {
 				for _, loadName := range b.loads {
+					if !bodyNamed(body).under(loadName) {
+						continue
+					}
 					turn++
 					for i := range b.cases {
 						name := b.cases[(turn+i)%len(b.cases)]
@@ -332,6 +336,9 @@ func (b *bench) measure(ctx context.Context) (_ []result, err error) {
 	for _, body := range b.bodies {
 		for _, loadName := range b.loads {
 			for _, name := range b.cases {
+				if !bodyNamed(body).under(loadName) {
+					continue
+				}
 				results = append(results, combine(name, body, loadName, samples[key{name, body, loadName}]))
 			}
 		}

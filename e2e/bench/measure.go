@@ -61,7 +61,7 @@ func median(values []float64) float64 {
 type sample struct {
 	rps   float64 // answers within the window per second
 	cpuUs float64 // CPU time of Envoy in the window per answer, µs
-	p50Ms float64 // from the intended send time to the last byte of the answer
+	p50Ms float64 // from the intended send time to the last byte of the answer, of a stream to the first of its body
 	p99Ms float64
 	// crossings are the calls between Envoy and the Go module, in both directions, per request. 0: not counted.
 	crossings float64

@@ -111,7 +111,15 @@ func (b budget) met() bool {
 // budgets compares the case stock with bare and floor, as far as the results have them.
 func budgets(results []result) []budget {
 	var out []budget
-	for _, body := range bodySizes {
+	for _, body := range bodies {
+		if body.stream {
+			s, ok := find(results, "stock", body.name, "half")
+			o, ok2 := find(results, "bare", body.name, "half")
+			if ok && ok2 {
+				out = append(out, budget{what: body.name + " half: first event, ms over bare's", value: s.P50 - o.P50, limit: 0.5})
+			}
+			continue
+		}
 		compare := func(loadName, with, what string, get func(result) float64, limit float64, least, gated bool) {
 			s, ok := find(results, "stock", body.name, loadName)
 			o, ok2 := find(results, with, body.name, loadName)
