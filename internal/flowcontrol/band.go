@@ -79,13 +79,13 @@ type band struct {
 	limit    Limit
 	ttl      int64 // 0 is the configuration's
 
-	flows            map[string]*flow
-	line             *flow // of all, by fairness GlobalFCFS
-	lanes            map[*lane]*bandLane
-	list             []*bandLane // of lanes
-	oldest, youngest *Waiter
-	requests         int
-	bytes            int64
+	flows    map[string]*flow
+	line     *flow // of all, by fairness GlobalFCFS
+	lanes    map[*lane]*bandLane
+	list     []*bandLane // of lanes
+	waiters  line
+	requests int
+	bytes    int64
 
 	// Turns. A flow is due in a round; in a round, flows go by turn. This is
 	// deficit round robin (Shreedhar and Varghese, 1995) with the rounds in which
@@ -127,18 +127,18 @@ type sub struct {
 	lane *lane
 	in   *bandLane
 
-	first, last *Waiter // by order fcfs
-	heap        urgent  // by order edf
-	length      int
-	due         int64 // round of the flow's next turn here
-	index       int   // in in.subs
+	waiters line   // by order fcfs
+	heap    urgent // by order edf
+	length  int
+	due     int64 // round of the flow's next turn here
+	index   int   // in in.subs
 }
 
 func (s *sub) head() *Waiter {
 	if len(s.heap) > 0 {
 		return s.heap[0]
 	}
-	return s.first
+	return s.waiters.first
 }
 
 // before says which of two subs is next.
@@ -204,7 +204,7 @@ func (b *band) addLocked(f *flow, ln *lane, order Order, w *Waiter) {
 	if order == EDF {
 		heap.Push(&s.heap, w)
 	} else {
-		s.insert(w)
+		s.waiters.insert(w)
 	}
 	s.length++
 	ln.waiting++
@@ -216,61 +216,11 @@ func (b *band) addLocked(f *flow, ln *lane, order Order, w *Waiter) {
 		f.reckon(s)
 		heap.Fix((*turns)(&s.in.subs), s.index)
 	}
-	w.older = b.youngest
-	if w.older != nil && w.older.seq > w.seq { // it waits again
-		for w.older = nil; ; {
-			next := b.oldest
-			if w.older != nil {
-				next = w.older.younger
-			}
-			if next.seq > w.seq {
-				break
-			}
-			w.older = next
-		}
-	}
-	if w.older == nil {
-		w.younger, b.oldest = b.oldest, w
-	} else {
-		w.younger, w.older.younger = w.older.younger, w
-	}
-	if w.younger == nil {
-		b.youngest = w
-	} else {
-		w.younger.older = w
-	}
+	b.waiters.insert(w)
 	b.requests++
 	b.bytes += w.bytes
 	w.flow.requests++
 	w.flow.bytes += w.bytes
-}
-
-// insert keeps a sub in order of arrival. Only one that waits again does not
-// come last: it is near the front.
-func (s *sub) insert(w *Waiter) {
-	w.prev = s.last
-	if w.prev != nil && w.prev.seq > w.seq {
-		for w.prev = nil; ; {
-			next := s.first
-			if w.prev != nil {
-				next = w.prev.next
-			}
-			if next.seq > w.seq {
-				break
-			}
-			w.prev = next
-		}
-	}
-	if w.prev == nil {
-		w.next, s.first = s.first, w
-	} else {
-		w.next, w.prev.next = w.prev.next, w
-	}
-	if w.next == nil {
-		s.last = w
-	} else {
-		w.next.prev = w
-	}
 }
 
 // removeLocked takes a waiter out of its band; the caller has seen to the
@@ -281,29 +231,11 @@ func (b *band) removeLocked(w *Waiter, served bool) {
 	if len(s.heap) > 0 {
 		heap.Remove(&s.heap, int(w.rank))
 	} else {
-		if w.prev == nil {
-			s.first = w.next
-		} else {
-			w.prev.next = w.next
-		}
-		if w.next == nil {
-			s.last = w.prev
-		} else {
-			w.next.prev = w.prev
-		}
+		s.waiters.remove(w)
 	}
 	s.length--
 	s.lane.waiting--
-	if w.older == nil {
-		b.oldest = w.younger
-	} else {
-		w.older.younger = w.younger
-	}
-	if w.younger == nil {
-		b.youngest = w.older
-	} else {
-		w.younger.older = w.older
-	}
+	b.waiters.remove(w)
 	b.requests--
 	b.bytes -= w.bytes
 	w.flow.requests--

@@ -420,8 +420,8 @@ func check(t *testing.T, w *world) {
 	for _, b := range c.bands {
 		n, size := 0, int64(0)
 		var last uint64
-		for x := b.oldest; x != nil; x = x.younger {
-			if x.seq <= last || x.younger == nil && b.youngest != x {
+		for x := b.waiters.first; x != nil; x = x.links[inBand].next {
+			if x.seq <= last || x.links[inBand].next == nil && b.waiters.last != x {
 				t.Fatal("a band is out of order")
 			}
 			last = x.seq

@@ -68,8 +68,7 @@ type Waiter struct {
 	queue   *Queue // what it waits in: this
 	sub     *sub   // or this
 
-	prev, next     *Waiter // in the queue, or in the sub in order of arrival
-	older, younger *Waiter // in the band
+	links [numLines]link
 
 	flow     *flow  // whose limits it counts under
 	seq      uint64 // of its arrival
@@ -282,89 +281,6 @@ func (r *Room) Undrain() {
 
 // Draining reports whether Drain was called, and Undrain not since.
 func (r *Room) Draining() bool { return r.draining.Load() }
-
-// Queue is a first-come list in a room. Its fields are protected by the room's
-// mutex.
-type Queue struct {
-	room        *Room
-	first, last *Waiter
-	length      int
-}
-
-// NewQueue returns an empty queue in the room.
-func (r *Room) NewQueue() *Queue { return &Queue{room: r} }
-
-// Add puts a request at the end of the queue and reports whether there was
-// room. w must not be in a queue. The request may be woken before Add returns.
-func (q *Queue) Add(w *Waiter, request Wakeable, deadline time.Time, bytes int64) bool {
-	r := q.room
-	r.mu.Lock()
-	if r.queued >= r.maxQueued || r.bytes+bytes > r.maxBytes || r.draining.Load() {
-		r.mu.Unlock()
-		return false
-	}
-	*w = Waiter{request: request, queue: q, prev: q.last, bytes: bytes, deadline: int64(deadline.Sub(r.epoch))}
-	if q.last == nil {
-		q.first = w
-	} else {
-		q.last.next = w
-	}
-	q.last = w
-	q.length++
-	r.queued++
-	r.bytes += bytes
-	r.byDeadline.push(w)
-	earliest := w.index == 0
-	r.mu.Unlock()
-	if earliest {
-		r.earlier()
-	}
-	return true
-}
-
-func (q *Queue) removeLocked(w *Waiter) {
-	if w.prev == nil {
-		q.first = w.next
-	} else {
-		w.prev.next = w.next
-	}
-	if w.next == nil {
-		q.last = w.prev
-	} else {
-		w.next.prev = w.prev
-	}
-	q.length--
-}
-
-// Grant wakes up to n requests, the first come first, and returns how many.
-func (q *Queue) Grant(n int) int {
-	for granted := range n {
-		request := q.take()
-		if request == nil {
-			return granted
-		}
-		request.Wake(Granted, nil)
-	}
-	return n
-}
-
-func (q *Queue) take() Wakeable {
-	q.room.mu.Lock()
-	defer q.room.mu.Unlock()
-	if q.first == nil {
-		return nil
-	}
-	request := q.first.request
-	q.room.removeLocked(q.first, Granted)
-	return request
-}
-
-// Len returns how many requests wait in the queue.
-func (q *Queue) Len() int {
-	q.room.mu.Lock()
-	defer q.room.mu.Unlock()
-	return q.length
-}
 
 // wakes are requests to wake once the lock is given back. They are reused.
 type wakes []wake

@@ -62,8 +62,8 @@ func (c *Controller) Stats() Stats {
 	for _, b := range c.bands {
 		bs := b.stats
 		bs.Requests, bs.Flows, bs.Bytes, bs.Limit, bs.Pace = b.requests, len(b.flows), b.bytes, b.limit, b.pace.per(now)
-		if b.oldest != nil {
-			bs.Oldest = time.Duration(now - b.oldest.arrival)
+		if b.waiters.first != nil {
+			bs.Oldest = time.Duration(now - b.waiters.first.arrival)
 		}
 		st.Bands = append(st.Bands, bs)
 	}

@@ -234,7 +234,7 @@ func TestStress(t *testing.T) {
 	s.ctl = s.room.NewController(Options{Snapshot: func() *pool.Snapshot { return s.snap.Load() }, Candidates: candidates})
 	s.ctl.granted = func(w *Waiter, i int32) {
 		if s.ctl.config.Order == FCFS {
-			for x := w.flow.band.oldest; x != w; x = x.younger {
+			for x := w.flow.band.waiters.first; x != w; x = x.links[inBand].next {
 				if x.sub == w.sub {
 					t.Error("not the first of its flow was granted")
 				}
@@ -244,7 +244,7 @@ func TestStress(t *testing.T) {
 			if b.priority <= w.flow.band.priority {
 				break
 			}
-			for x := b.oldest; x != nil; x = x.younger {
+			for x := b.waiters.first; x != nil; x = x.links[inBand].next {
 				if slices.Contains(x.sub.lane.index, i) {
 					s.lowered.Add(1)
 				}
