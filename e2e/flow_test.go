@@ -392,9 +392,6 @@ func TestEnginesDieWhileRequestsWait(t *testing.T) {
 
 // TestManyWaitHalfLeave: 2,000 streams wait, half of their clients leave.
 func TestManyWaitHalfLeave(t *testing.T) {
-	if testing.Short() {
-		t.Skip("2,000 streams")
-	}
 	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{engines: 1, config: oneSlot(", ttl: 10m")})
 		engine := w.engines[0]

@@ -26,7 +26,14 @@ func TestRequestSize(t *testing.T) {
 const allocs = 0
 
 func TestAllocs(t *testing.T) {
-	w := newWorld(t, "")
+	oneHundred(t, "")
+}
+
+// oneHundred checks how often a request for a pool of 100 endpoints allocates,
+// and returns the door's side of it.
+func oneHundred(t *testing.T, config string) *host {
+	t.Helper()
+	w := newWorld(t, config)
 	endpoints := make([]pool.Endpoint, 100)
 	for i := range endpoints {
 		endpoints[i] = ep(byte(i), "m")
@@ -43,8 +50,9 @@ func TestAllocs(t *testing.T) {
 	})
 	t.Logf("%v allocations for each request", got)
 	if got > allocs && !raceEnabled {
-		t.Errorf("%v allocations for each request, more than %d", got, allocs)
+		t.Errorf("%s: %v allocations for each request, more than %d", config, got, allocs)
 	}
+	return door
 }
 
 // typicalHeaders are a client's behind a proxy.
