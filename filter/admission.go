@@ -108,11 +108,8 @@ const maxAdmissions = 16
 
 // admit sends a request to one of candidates, lets it wait for room, or answers.
 // Without anybody waiting it takes no lock.
-func (r *Request) admit(snap *pool.Snapshot, index []int32, hold *pool.Live, now time.Time, v *Verdict) {
+func (r *Request) admit(snap *pool.Snapshot, index []int32, now time.Time, v *Verdict) {
 	switch {
-	case hold != nil:
-		r.redeem(snap, index, hold, now, v)
-		return
 	case r.queues():
 	case r.priority() < 0 && r.model != "":
 		a := newAdmission(&r.set.flow.Detector, snap, now)
@@ -152,6 +149,7 @@ func (r *Request) admit(snap *pool.Snapshot, index []int32, hold *pool.Live, now
 			return
 		}
 	}
+	r.pool.counters.overfull.Inc()
 	r.send(snap, r.pick(snap, index, now, nil), now, v)
 }
 
@@ -173,10 +171,10 @@ func (r *Request) take(snap *pool.Snapshot, index []int32, now time.Time, v *Ver
 	return true
 }
 
-// redeem sends a request for which a slot of hold is held. It may go elsewhere,
-// if there is room beside what others hold.
-func (r *Request) redeem(snap *pool.Snapshot, index []int32, hold *pool.Live, now time.Time, v *Verdict) {
-	defer r.pool.flow.Return(hold)
+// redeem sends a request for which a slot of hold is held, and reports whether
+// it could: the endpoint may have gone meanwhile. It may go elsewhere, if there
+// is room beside what others hold.
+func (r *Request) redeem(snap *pool.Snapshot, index []int32, hold *pool.Live, now time.Time, v *Verdict) bool {
 	a := newAdmission(&r.set.flow.Detector, snap, now)
 	defer a.free()
 	a.hold = hold
@@ -186,16 +184,15 @@ func (r *Request) redeem(snap *pool.Snapshot, index []int32, hold *pool.Live, no
 	if len(a.open) > 0 {
 		c = r.pick(snap, a.open, now, a)
 	}
-	switch {
-	case len(a.open) > 0 && !c.Full:
-	case held >= 0:
+	if len(a.open) == 0 || c.Full {
+		if held < 0 {
+			return false
+		}
 		a.open = append(a.open[:0], held)
 		c = r.pick(snap, a.open, now, nil)
-	default: // the endpoint has gone meanwhile
-		r.admit(snap, index, nil, now, v)
-		return
 	}
 	r.send(snap, c, now, v)
+	return true
 }
 
 // enter puts the request in line, unless it may pass.
@@ -241,7 +238,7 @@ func (r *Request) waitsForEndpoint(now time.Time, v *Verdict) bool {
 		if len(index) == 0 {
 			return false
 		}
-		r.admit(snap, index, nil, now, v)
+		r.admit(snap, index, now, v)
 	default:
 		return false
 	}
@@ -296,23 +293,23 @@ func (r *Request) shutDown(v *Verdict) {
 	r.drop(DropShuttingDown, "this proxy is shutting down", v)
 }
 
-// resumeWith decides about a request for which a slot is held.
+// resumeWith decides about a request for which a slot is held. The slot is given
+// back once the request has another, or before it is decided about without one.
 func (r *Request) resumeWith(hold *pool.Live, now time.Time, v *Verdict) {
-	given := false
 	defer func() {
-		if !given {
+		if hold != nil {
 			r.pool.flow.Return(hold)
 		}
 	}()
 	inject(r.test, "redeem")
 	snap := r.pool.holder.Load()
 	index := r.candidates(snap)
-	if len(index) == 0 || r.gen.runtime.room.Draining() {
-		r.decideOn(snap, now, v)
+	if len(index) > 0 && !r.gen.runtime.room.Draining() && r.redeem(snap, index, hold, now, v) {
 		return
 	}
-	given = true
-	r.admit(snap, index, hold, now, v)
+	r.pool.flow.Return(hold)
+	hold = nil
+	r.decideOn(snap, now, v)
 }
 
 // giveUp gives on what a grant brought that nobody will use.

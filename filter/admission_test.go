@@ -359,28 +359,88 @@ func TestPanicWithASlot(t *testing.T) {
 // and no callback.
 func TestAllocsWithFlowControl(t *testing.T) {
 	for _, saturation := range []string{"utilization", "concurrency"} {
-		w := newWorld(t, "flowControl: {enabled: true, saturation: "+saturation+"}")
-		endpoints := make([]pool.Endpoint, 100)
-		for i := range endpoints {
-			endpoints[i] = ep(byte(i), "m")
-		}
-		w.publish("default", endpoints...)
-		var h Head
-		var r Request
-		var v Verdict
-		door := newHost()
-		body := [][]byte{[]byte(chatBody)}
-		got := testing.AllocsPerRun(1000, func() {
-			r = Request{}
-			oneRequest(&r, door, w, &h, &v, body)
-		})
-		if got > allocs && !raceEnabled {
-			t.Errorf("%s: %v allocations for each request, more than %d", saturation, got, allocs)
-		}
+		door := oneHundred(t, "flowControl: {enabled: true, saturation: "+saturation+"}")
 		if door.prepared != 0 {
 			t.Errorf("%s: the door was called %d times", saturation, door.prepared)
 		}
 	}
+}
+
+// TestGrantedEndpointGoes: a slot on an endpoint that has gone meanwhile is given
+// back before the request waits anew, or is answered.
+func TestGrantedEndpointGoes(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		then []pool.Endpoint // after the grant
+		act  func(w *world)
+		want string
+	}{
+		{"another one is full", []pool.Endpoint{ep(2, "m")}, func(*world) {}, "wait"},
+		{"the process drains", nil, func(w *world) { w.room.Drain() }, "reply rejected-shutting-down"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, oneAtATime)
+			granted := ep(1, "m")
+			w.publish("default", granted)
+			first, s := w.asks(t, ""), w.asks(t, "")
+			first.finish(End{})
+			if granted.Live.InFlight() != 1 {
+				t.Fatal("not granted")
+			}
+			var other *stream
+			if c.then != nil {
+				w.publish("default", c.then...)
+				other = w.asks(t, "")
+			}
+			c.act(w)
+			held := int64(-1)
+			s.onWait = func() { held = granted.Live.InFlight() }
+			v := s.resume(t)
+			if got := strings.TrimSpace(v.Action.String() + " " + v.meta("reason")); got != c.want {
+				t.Errorf("got %s", show(v))
+			}
+			if held > 0 {
+				t.Error("it waits while it holds a slot")
+			}
+			if c.want == "wait" && held < 0 {
+				t.Error("it does not wait")
+			}
+			if n := granted.Live.InFlight(); n != 0 {
+				t.Errorf("%d slots are left behind", n)
+			}
+			if other != nil {
+				other.finish(End{})
+			}
+			if c.want == "wait" {
+				if v := s.resume(t); v.Destination != "10.0.0.2:8000" {
+					t.Errorf("got %s", show(v))
+				}
+			}
+			s.finish(End{})
+			w.idle(t)
+		})
+	}
+}
+
+// TestSentToAFullEndpoint: a request whose own, older configuration finds full
+// what the newest has room on is sent in the end, and counted.
+func TestSentToAFullEndpoint(t *testing.T) {
+	w := newWorld(t, oneAtATime)
+	w.publish("default", ep(1, "m"))
+	first := w.asks(t, "")
+	newer := w.gen.settings.Load().flow
+	newer.Detector.MaxConcurrency = 2
+	w.pool("default").flow.Apply(newer)
+	s := w.asks(t, "")
+	if s.v.Action != Continue {
+		t.Fatalf("got %s", show(&s.v))
+	}
+	if n := w.counterValue(t, "shunt_overfull_picks_total"); n != 1 {
+		t.Errorf("%v counted", n)
+	}
+	s.finish(End{})
+	first.finish(End{})
+	w.idle(t)
 }
 
 // TestFlowControlRaces lets requests on several workers, which end and leave when
@@ -390,19 +450,7 @@ func TestFlowControlRaces(t *testing.T) {
 	w := newWorld(t, strings.Replace(oneAtATime, "maxConcurrency: 1", fmt.Sprint("maxConcurrency: ", slots), 1))
 	w.publish("default", ep(1, "m"), ep(2, "m"))
 	p := w.pool("default")
-	stop := make(chan struct{})
-	var chaos, working sync.WaitGroup
-	chaos.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				w.clock.advance(5 * time.Millisecond)
-				w.room.Expire()
-			}
-		}
-	})
+	var working sync.WaitGroup
 	var routed, cancelled, dropped atomic.Int64
 	for id := range workers {
 		working.Go(func() {
@@ -423,6 +471,10 @@ func TestFlowControlRaces(t *testing.T) {
 				}
 			}
 			for range rounds {
+				if rng.IntN(4) == 0 {
+					w.clock.advance(20 * time.Millisecond)
+					w.room.Expire()
+				}
 				r := &racer{posts: posts}
 				r.Init(r, w.gen)
 				h := post(chatPath, "x-llm-d-inference-objective", []string{"high", "low", "none"}[rng.IntN(3)],
@@ -454,8 +506,6 @@ func TestFlowControlRaces(t *testing.T) {
 		})
 	}
 	working.Wait()
-	close(stop)
-	chaos.Wait()
 	if n := routed.Load() + cancelled.Load() + dropped.Load(); n != workers*rounds {
 		t.Errorf("%d ends of %d requests", n, workers*rounds)
 	}

@@ -75,12 +75,7 @@ func (c flowCollector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c flowCollector) Collect(ch chan<- prometheus.Metric) {
 	defer c.runtime.contain("metrics") // the registry calls it in goroutines of its own
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	counter := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
-	}
+	gauge, counter := constMetrics(ch)
 	gauge(descDraining, map[string]float64{StateServing: 0, StateGrace: 1, StateDraining: 2}[c.runtime.DrainStatus().State])
 	gauge(descFlights, float64(c.runtime.flights.sum()))
 	for _, p := range c.runtime.poolList() {

@@ -177,6 +177,7 @@ func notReady(e pool.Endpoint) pool.Endpoint { e.Ready = false; return e }
 // host is a door with one worker: the test, which takes the posts.
 type host struct {
 	prepared int
+	onWait   func() // nil for nothing
 	posts    chan struct{}
 	metadata map[string]string // by namespace and key, with a space between
 	lists    map[string][]string
@@ -194,8 +195,14 @@ func (h *host) MetadataList(namespace, key string) ([]string, bool) {
 	return list, ok
 }
 
-func (h *host) PrepareWait() { h.prepared++ }
-func (h *host) Post()        { h.posts <- struct{}{} }
+func (h *host) PrepareWait() {
+	h.prepared++
+	if h.onWait != nil {
+		h.onWait()
+	}
+}
+
+func (h *host) Post() { h.posts <- struct{}{} }
 
 func (h *host) posted() bool {
 	select {

@@ -39,6 +39,7 @@ type metrics struct {
 	refusals    *prometheus.CounterVec // pool, code
 	faults      *prometheus.CounterVec // pool, kind
 	moved       *prometheus.CounterVec // pool
+	overfull    *prometheus.CounterVec // pool
 	usage       *prometheus.CounterVec // pool, source
 	unread      *prometheus.CounterVec // pool, cause
 	upstream    *prometheus.CounterVec // pool, status
@@ -113,6 +114,8 @@ func newMetrics(version string) *metrics {
 	m.refusals = counter("refusals_total", "Requests refused as invalid, by error code.", "pool", "code")
 	m.faults = counter("endpoint_faults_total", "Requests that an endpoint reset before response headers or refused to connect.", "pool", "kind")
 	m.moved = counter("moved_total", "Requests that another endpoint than the picked one served.", "pool")
+	m.overfull = counter("overfull_picks_total",
+		"Requests sent to a full endpoint because each slot that flow control had for them was gone when they looked.", "pool")
 	m.answers = counter("answers_total", "Requests for the list of models, or for one of them, that were answered without an engine.", "pool")
 	m.pickSeconds = histogram("pick_seconds", "Time from the whole request to the pick.", 250e-9, 16)
 	m.firstByte = histogram("first_byte_seconds", "Time from the pick to the response headers.", 1e-3, 18)
@@ -128,6 +131,7 @@ type poolCounters struct {
 	drops       [numDropReasons]prometheus.Counter
 	faults      [2]prometheus.Counter
 	moved       prometheus.Counter
+	overfull    prometheus.Counter
 	answers     prometheus.Counter
 	pickSeconds prometheus.Observer
 	firstByte   prometheus.Observer
@@ -148,6 +152,7 @@ const numPolicies = scorer.NumLabels
 func (m *metrics) forPool(name string) *poolCounters {
 	c := &poolCounters{
 		moved:       m.moved.WithLabelValues(name),
+		overfull:    m.overfull.WithLabelValues(name),
 		answers:     m.answers.WithLabelValues(name),
 		pickSeconds: m.pickSeconds.WithLabelValues(name),
 		firstByte:   m.firstByte.WithLabelValues(name),
@@ -250,12 +255,7 @@ func (c endpointCollector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
 	defer c.runtime.contain("metrics") // the registry calls it in goroutines of its own
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
-	}
+	gauge, counter := constMetrics(ch)
 	waiting, bytes, _ := c.runtime.room.Waiting()
 	gauge(descWaitingHere, float64(waiting))
 	gauge(descWaitingBytes, float64(bytes))
@@ -267,7 +267,7 @@ func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
 			e := &s.Endpoints[i]
 			labels := []string{p.name, e.Key, e.Pod}
 			gauge(descInFlight, float64(e.Live.InFlight()), labels...)
-			counter(descPicks, e.Live.Picks(), labels...)
+			counter(descPicks, float64(e.Live.Picks()), labels...)
 			gauge(descReady, boolean(e.Ready), labels...)
 			gauge(descAside, boolean(e.Passed), labels...)
 			if read := s.Metrics(int32(i)); read != nil {
@@ -281,12 +281,22 @@ func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
 				}
 			}
 		}
-		counter(descFaultsLost, p.holder.DroppedFaults(), p.name)
+		counter(descFaultsLost, float64(p.holder.DroppedFaults()), p.name)
 		stats := p.syncer.Stats()
 		for _, r := range metricsync.Reasons() {
-			counter(descScrapes, stats.Scrapes[r], p.name, r.String())
+			counter(descScrapes, float64(stats.Scrapes[r]), p.name, r.String())
 		}
 	}
+}
+
+// constMetrics are how a collector writes a gauge and a counter.
+func constMetrics(ch chan<- prometheus.Metric) (gauge, counter func(d *prometheus.Desc, v float64, labels ...string)) {
+	write := func(kind prometheus.ValueType) func(*prometheus.Desc, float64, ...string) {
+		return func(d *prometheus.Desc, v float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
+		}
+	}
+	return write(prometheus.GaugeValue), write(prometheus.CounterValue)
 }
 
 func boolean(b bool) float64 {

@@ -267,7 +267,7 @@ func (r *Request) decideOn(snap *pool.Snapshot, now time.Time, v *Verdict) {
 			return
 		}
 	}
-	r.admit(snap, index, nil, now, v)
+	r.admit(snap, index, now, v)
 }
 
 // starting reports whether the pool may yet learn of endpoints that it has from
