@@ -10,9 +10,9 @@ import (
 // endpoint. It outlives snapshots, config generations and metric gaps. Any
 // worker may read it and, through Reservations, change it: each change is a few
 // atomic operations, and each Reservation takes back exactly what it added, so
-// that no counter goes below zero. A Live is as long as four cache lines, which
-// Go then aligns it to: what a pick reads is in one line, and two hot endpoints
-// do not slow each other.
+// that no counter goes below zero. A Live is as long as five cache lines, to which
+// Go then aligns it: what a pick reads is in one line, what a prediction reads
+// beside it in another, and two hot endpoints do not slow each other.
 type Live struct {
 	// immutable once the endpoint is published
 
@@ -37,7 +37,9 @@ type Live struct {
 	talking     atomic.Int64 // requests in flight whose tokens are seen as they come
 	windowTok   atomic.Int64 // output tokens not yet in outputRate
 	windowStart atomic.Int64 // unix nanoseconds
-	_           [96]byte
+	_           [32]byte
+
+	learned learned
 }
 
 const (
@@ -172,11 +174,12 @@ func (l *Live) reserved(before int64, load Load, now time.Time) Reservation {
 // nothing do nothing.
 type Reservation struct {
 	live       *Live
-	at         int64 // unix nanoseconds
+	at         int64 // unix nanoseconds; from the first token on, of sampled
 	prompt     int32
 	uncached   int32
-	ahead      int32 // uncached tokens at the endpoint, its own included
+	ahead      int32 // uncached tokens at the endpoint, its own included; -1 if it did not wait there
 	output     int32 // tokens seen so far
+	sampled    int32 // tokens that the time between tokens was learned of, 0 for none yet
 	cost       int32 // in units of costUnit
 	talks      bool
 	prefilling bool
@@ -197,7 +200,10 @@ func (r *Reservation) FirstToken(now time.Time) {
 		return
 	}
 	r.live.alive(now.UnixNano())
-	r.live.readIn(int64(r.ahead), now.UnixNano()-r.at)
+	took := now.UnixNano() - r.at
+	r.live.readIn(int64(r.ahead), took)
+	r.live.learned.learnFirst(int64(r.ahead), took, now.UnixNano())
+	r.at = now.UnixNano()
 	r.endPrefill()
 }
 
@@ -229,7 +235,23 @@ func (r *Reservation) Progress(total int64, now time.Time) {
 		r.output += int32(more)
 		r.live.tokens.Add(more)
 		r.live.wrote(more, at)
+		r.sample(at, sampleTokens)
 	}
+}
+
+// sample learns from the tokens since the last sample, if they are at least so
+// many. What came together with the first token came at no pace.
+func (r *Reservation) sample(at int64, least int32) {
+	if r.prefilling {
+		return
+	}
+	if r.sampled > 0 {
+		if r.output-r.sampled < least {
+			return
+		}
+		r.live.learned.learnBetween(int64(r.output-r.sampled), at-r.at, at)
+	}
+	r.sampled, r.at = r.output, at
 }
 
 // Move hands the reservation to another endpoint, which answered in place of
@@ -241,6 +263,7 @@ func (r *Reservation) Move(to *Live, now time.Time) {
 	load := Load{Prompt: int64(r.prompt), Uncached: int64(r.prompt), Cost: float64(r.cost) * costUnit, Talks: r.talks}
 	r.Release(now, false)
 	*r = to.Reserve(load, now)
+	r.ahead = -1
 }
 
 // Release gives everything back, once: a second call does nothing. completed is
@@ -253,6 +276,7 @@ func (r *Reservation) Release(now time.Time, completed bool) {
 	at := now.UnixNano()
 	if completed {
 		l.alive(at)
+		r.sample(at, 1)
 	}
 	r.endPrefill()
 	l.tokens.Add(-int64(r.prompt) - int64(r.output))

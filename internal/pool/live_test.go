@@ -210,11 +210,14 @@ func TestPrefillRateIsOfAllTokens(t *testing.T) {
 func TestLivesShareNoCacheLine(t *testing.T) {
 	const line = 64
 	var l Live
-	if size := unsafe.Sizeof(l); size != 4*line {
+	if size := unsafe.Sizeof(l); size != 5*line {
 		t.Errorf("a Live has %d bytes", size)
 	}
 	if off := unsafe.Offsetof(l.inFlight); off%line != 0 || unsafe.Offsetof(l.prefillRate) != off+line-8 {
 		t.Errorf("what a pick reads starts at %d and ends at %d", off, unsafe.Offsetof(l.prefillRate)+8)
+	}
+	if off := unsafe.Offsetof(l.learned); off%line != 0 || unsafe.Offsetof(l.learned.mu) != line {
+		t.Errorf("what a prediction reads starts at %d and ends at %d", off, off+unsafe.Offsetof(l.learned.mu))
 	}
 	for range 8 {
 		escape = append(escape, new(Live))

@@ -205,6 +205,7 @@ func (t *shunt) scraped(now time.Time, endpoint int, p page) {
 	}{
 		{pool.RequestQueueTime, p.queue}, {pool.RequestPrefillTime, p.prefill}, {pool.RequestDecodeTime, p.decode},
 		{pool.TimeToFirstToken, p.ttft}, {pool.InterTokenLatency, p.between},
+		{pool.PromptTokensPerRequest, p.promptTokens}, {pool.KVCacheHitRate, p.hits}, {pool.RequestRate, p.rate},
 	} {
 		if !math.IsNaN(v.value) {
 			m.Set(v.metric, v.value)

@@ -16,9 +16,10 @@ type page struct {
 	waiting, running int
 	kv               float64
 	// means of the last minute, NaN where nothing was measured
-	queue, prefill, decode, ttft, between float64
-	prompt, output                        float64 // tokens per request since the start, NaN before the first
-	blocks                                int
+	queue, prefill, decode, ttft, between, promptTokens, hits float64
+	rate                                                      float64 // requests finished per second of the last minute
+	prompt, output                                            float64 // tokens per request since the start, NaN before the first
+	blocks                                                    int
 }
 
 func (e *engine) page(now time.Time) page {
@@ -36,9 +37,10 @@ type meter struct {
 }
 
 type counters struct {
-	taken time.Time
-	sums  [5]float64
-	ns    [5]uint64
+	taken    time.Time
+	sums     [7]float64
+	ns       [7]uint64
+	finished uint64
 }
 
 const (
@@ -48,16 +50,20 @@ const (
 
 func (m *meter) fill(p *page, st *sim.Stats, now time.Time) {
 	next := counters{taken: now}
-	for i, h := range [5]*sim.Histogram{&st.Queue, &st.Prefill, &st.Decode, &st.TTFT, &st.InterToken} {
+	for i, h := range [6]*sim.Histogram{&st.Queue, &st.Prefill, &st.Decode, &st.TTFT, &st.InterToken, &st.RequestPrompt} {
 		next.sums[i], next.ns[i] = h.Sum, h.N
 	}
-	base := counters{}
+	next.sums[6], next.ns[6] = float64(st.PrefixHits), st.PrefixQueries
+	for _, n := range st.Finished {
+		next.finished += n
+	}
+	base := counters{taken: epoch}
 	for i := range m.n {
 		if now.Sub(m.points[i].taken) >= meterSpan {
 			base = m.points[i]
 		}
 	}
-	for i, out := range [5]*float64{&p.queue, &p.prefill, &p.decode, &p.ttft, &p.between} {
+	for i, out := range [7]*float64{&p.queue, &p.prefill, &p.decode, &p.ttft, &p.between, &p.promptTokens, &p.hits} {
 		switch n := next.ns[i] - base.ns[i]; {
 		case n > 0:
 			*out = (next.sums[i] - base.sums[i]) / float64(n)
@@ -66,6 +72,10 @@ func (m *meter) fill(p *page, st *sim.Stats, now time.Time) {
 		default:
 			*out = math.NaN()
 		}
+	}
+	p.rate = 0
+	if span := now.Sub(base.taken); span > 0 {
+		p.rate = float64(next.finished-base.finished) / span.Seconds()
 	}
 	p.prompt, p.output = math.NaN(), math.NaN()
 	if n := float64(st.RequestPrompt.N); n > 0 {
