@@ -71,8 +71,8 @@ e2e: build $(HOST) ## the e2e suite in a real Envoy (ENVOY, PATH, else PyPI's 1.
 	@mkdir -p $(OUT)/e2e
 	$(E2E_MODULE) -o $(OUT)/e2e/libshunt.so ./build/libshunt
 	$(E2E_MODULE) -o $(OUT)/e2e/libshunt_contrib.so ./build/libshunt_contrib
-	@cp $(HOST) $(OUT)/e2e/
-	go test -race -count=1 -timeout 30m ./e2e -modules $(CURDIR)/$(OUT)/e2e $(E2EFLAGS)
+	@cp $(HOST) $(OUT)/shunt $(OUT)/e2e/
+	go test -race -count=1 -timeout 30m -parallel 4 ./e2e -modules $(CURDIR)/$(OUT)/e2e $(E2EFLAGS)
 
 .PHONY: mutants
 mutants: $(ABI) ## take each rule of the scorer out in turn: its test has to notice (about 4 minutes; ONLY=prefix narrows)
@@ -83,7 +83,7 @@ spec: build $(HOST) ## every sentence of the specification on headers and endpoi
 	@mkdir -p $(OUT)/e2e
 	$(E2E_MODULE) -o $(OUT)/e2e/libshunt.so ./build/libshunt
 	$(E2E_MODULE) -o $(OUT)/e2e/libshunt_contrib.so ./build/libshunt_contrib
-	@cp $(HOST) $(OUT)/e2e/
+	@cp $(HOST) $(OUT)/shunt $(OUT)/e2e/
 	go run ./e2e/spec -modules $(CURDIR)/$(OUT)/e2e
 
 .PHONY: e2e-host

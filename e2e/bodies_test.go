@@ -122,6 +122,9 @@ func TestBodies(t *testing.T) {
 				}
 				for _, proto := range []string{"h1", "h2"} {
 					for _, row := range bodyRows() {
+						if edit != nil && (row.n < block || row.piece == oneByte) {
+							continue // no limit is near, or it is the sum that counts
+						}
 						t.Run(fmt.Sprint(proto, " ", row), func(t *testing.T) {
 							before := w.calls(t)
 							body := chatOf(row.n)

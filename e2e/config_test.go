@@ -225,6 +225,12 @@ func startCold(t *testing.T, d door, config string, expect []string) (*world, *h
 	w.setup.pools = "pools: {default: {static: [{address: \"" + hole.addr + "\", labels: {model.aibrix.ai/name: m, model.aibrix.ai/metric-port: \"" + hole.port + "\"}}]}}\n"
 	w.options.Document = []byte(w.document(config + "health: {path: /health, timeout: 1m}\nstartupHold: 1m\nscrape: {interval: 1m, timeout: 1m, staleAfter: 5m}\n"))
 	w.run(t)
+	eventually(t, "shunt's listener answers", func() string {
+		if status, text := w.adminGet("/healthz"); status == 0 {
+			return text
+		}
+		return ""
+	})
 	return w, hole
 }
 

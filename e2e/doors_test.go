@@ -114,9 +114,12 @@ func eachDoor(t *testing.T, f func(t *testing.T, d door)) {
 	}
 }
 
-// allDoorsAtOnce runs a test through all doors at the same time: each has an
-// Envoy and engines of its own. It must be the last thing that a test does.
+// allDoorsAtOnce runs a test through all doors at the same time, beside other
+// tests that do (-parallel says how many): each has an Envoy and engines of its
+// own. It must be the last thing that a test does, and what comes before it may
+// be long past when f runs.
 func allDoorsAtOnce(t *testing.T, f func(t *testing.T, d door)) {
+	t.Parallel()
 	for _, d := range doors() {
 		t.Run(d.name, func(t *testing.T) {
 			t.Parallel()

@@ -84,17 +84,21 @@ func (w *world) pickedBy(t *testing.T, n int) map[string]int {
 
 // TestFourEnginesSideBySide: one policy over all engines, each read through its
 // own names, path and quirks; and a page that says nothing never makes its
-// engine the emptiest.
+// engine the emptiest. A fifth engine, the fullest, is always readable.
 func TestFourEnginesSideBySide(t *testing.T) {
 	eachDoor(t, func(t *testing.T, d door) {
-		four := startFour(t)
+		all := startFour(t)
+		four, fifth := all.servers, startEngine(t, sim.Config{})
+		all.names, all.servers = append(all.names, "vllm"), append(all.servers, fifth)
 		w := start(t, d, setup{
-			engines: 1, pools: four.pools(),
+			engines: 1, pools: all.pools(),
 			config: "policy: least-kv-cache\nscrape: {interval: 50ms, timeout: 500ms, staleAfter: 600ms, maxBytes: 1MiB}\n",
 		})
-		load := func(least int) []sim.Load {
+		// load makes one the emptiest, and waits until all are read.
+		load := func(t *testing.T, least int) {
+			t.Helper()
 			var loads []sim.Load
-			for i, e := range four.servers {
+			for i, e := range all.servers {
 				l := sim.Load{Running: 10 + i, Waiting: 4 + i, KVUsage: 0.5 + 0.1*float64(i)}
 				if i == least {
 					l.KVUsage = 0.1
@@ -102,49 +106,51 @@ func TestFourEnginesSideBySide(t *testing.T) {
 				e.SetLoad(l)
 				loads = append(loads, l)
 			}
-			return loads
+			for i, l := range loads {
+				w.reads(t, all.servers[i], l)
+			}
 		}
-		for least, e := range four.servers {
-			t.Run("emptiest is "+four.names[least], func(t *testing.T) {
-				for i, l := range load(least) {
-					w.reads(t, four.servers[i], l)
+		// On a machine that is busy readings may end for a moment.
+		picksAreAt := func(t *testing.T, e *sim.Server, n int) {
+			t.Helper()
+			eventually(t, "all picks are at "+e.Addr(), func() string {
+				if got := w.pickedBy(t, n); got[e.Addr()] != n {
+					return fmt.Sprint(got)
 				}
-				// On a machine that is busy readings may end for a moment.
-				eventually(t, "all picks are at "+e.Addr(), func() string {
-					if got := w.pickedBy(t, 20); got[e.Addr()] != 20 {
-						return fmt.Sprint(got)
-					}
-					return ""
-				})
+				return ""
+			})
+		}
+		for least, e := range four {
+			t.Run("emptiest is "+all.names[least], func(t *testing.T) {
+				load(t, least)
+				picksAreAt(t, e, 20)
 			})
 		}
 
-		// The emptiest one's page goes wrong in each way there is.
-		for name, fault := range map[string]sim.MetricsFault{
-			"404": {Kind: sim.MetricsStatus, Status: 404}, "503": {Kind: sim.MetricsStatus, Status: 503}, "empty": {Kind: sim.MetricsEmpty},
-			"garbage": {Kind: sim.MetricsGarbage}, "JSON": {Kind: sim.MetricsJSON}, "late": {Kind: sim.MetricsSlow, Delay: sim.Duration(time.Minute)},
-			"huge": {Kind: sim.MetricsHuge, Bytes: 4 << 20}, "reset": {Kind: sim.MetricsReset},
-		} {
+		// The pages of the four go wrong, each in another way, until each has in
+		// every way there is.
+		faults := []sim.MetricsFault{
+			{Kind: sim.MetricsStatus, Status: 404}, {Kind: sim.MetricsStatus, Status: 503}, {Kind: sim.MetricsEmpty}, {Kind: sim.MetricsGarbage},
+			{Kind: sim.MetricsJSON}, {Kind: sim.MetricsSlow, Delay: sim.Duration(time.Minute)}, {Kind: sim.MetricsHuge, Bytes: 4 << 20}, {Kind: sim.MetricsReset},
+		}
+		for turn := range faults {
+			fault := func(i int) sim.MetricsFault { return faults[(turn+i)%len(faults)] }
+			name := ""
+			for i := range four {
+				name += fmt.Sprint(all.names[i], " ", fault(i).Kind, fault(i).Status, " ")
+			}
 			t.Run(name, func(t *testing.T) {
-				for broken, e := range four.servers {
-					for i, l := range load(broken) {
-						w.reads(t, four.servers[i], l)
-					}
-					if err := e.SetMetricsFault(fault); err != nil {
+				load(t, turn%len(four))
+				for i, e := range four {
+					if err := e.SetMetricsFault(fault(i)); err != nil {
 						t.Fatal(err)
 					}
+				}
+				for _, e := range four {
 					w.blind(t, e)
-					want := 0 // the emptiest that can be read
-					if broken == 0 {
-						want = 1
-					}
-					// On a machine that is busy the others' readings may end for a moment too.
-					eventually(t, fmt.Sprintf("%s is without a page, and all picks are at %s", four.names[broken], four.servers[want].Addr()), func() string {
-						if got := w.pickedBy(t, 5); got[four.servers[want].Addr()] != 5 {
-							return fmt.Sprint(got)
-						}
-						return ""
-					})
+				}
+				picksAreAt(t, fifth, 10)
+				for _, e := range four {
 					if err := e.SetMetricsFault(sim.MetricsFault{}); err != nil {
 						t.Fatal(err)
 					}
@@ -154,26 +160,22 @@ func TestFourEnginesSideBySide(t *testing.T) {
 
 		// A renamed family loses its value and no other.
 		t.Run("renamed", func(t *testing.T) {
-			for broken, family := range []string{"vllm:kv_cache_usage_perc", "sglang:token_usage", "trtllm_kv_cache_utilization", "kv_cache_utilization_perc"} {
-				load(broken)
-				e := four.servers[broken]
-				if err := e.SetQuirks(sim.Quirks{Rename: map[string]string{family: "other"}}); err != nil {
+			load(t, 0)
+			for i, family := range []string{"vllm:kv_cache_usage_perc", "sglang:token_usage", "trtllm_kv_cache_utilization", "kv_cache_utilization_perc"} {
+				if err := four[i].SetQuirks(sim.Quirks{Rename: map[string]string{family: "other"}}); err != nil {
 					t.Fatal(err)
 				}
-				eventually(t, four.names[broken]+" has no KV usage, and the rest", func() string {
+			}
+			for i, e := range four {
+				eventually(t, all.names[i]+" has no KV usage, and the rest", func() string {
 					p := endpoint(w.status(t), e)
 					if p.KV == nil && p.Running != nil && p.Waiting != nil {
 						return ""
 					}
 					return fmt.Sprintf("%+v", p)
 				})
-				if got := w.pickedBy(t, 5)[e.Addr()]; got != 0 {
-					t.Errorf("%s was picked %d times by a reading that it has not", four.names[broken], got)
-				}
-				if err := e.SetQuirks(sim.Quirks{}); err != nil {
-					t.Fatal(err)
-				}
 			}
+			picksAreAt(t, fifth, 10)
 		})
 	})
 }

@@ -52,6 +52,13 @@ func (w *world) dropped(t *testing.T, r reply, status int, reason string, before
 	if n := w.metric(t, "shunt_drops_total", "reason", reason); n != before+1 {
 		t.Errorf("%s: counted %v times", reason, n-before)
 	}
+	for _, e := range w.engines {
+		for _, got := range e.Requests("") {
+			if strings.HasPrefix(reason, "rejected-") && got.Headers.Get("X-Test-Id") == r.id {
+				t.Errorf("%s: engine %s got the request", reason, e.Addr())
+			}
+		}
+	}
 }
 
 func (w *world) drops(t *testing.T, reason string) float64 {
@@ -157,8 +164,12 @@ func TestDropReasons(t *testing.T) {
 	})
 }
 
-// shuntTool builds the operator's command, once.
+// shuntTool is the operator's command: the one beside the modules, else built
+// once.
 var shuntTool = sync.OnceValues(func() (string, error) {
+	if *modulesFlag != "" {
+		return modulePath("shunt"), nil
+	}
 	root, err := filepath.Abs("..")
 	if err != nil {
 		return "", err

@@ -594,7 +594,7 @@ func wait(t *testing.T, e *sim.Server, cond func(sim.Counters) bool) {
 func eventually(t *testing.T, what string, complaint func() string) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
-	for {
+	for pause := 2 * time.Millisecond; ; pause = min(pause*3/2, 50*time.Millisecond) {
 		said := complaint()
 		if said == "" {
 			return
@@ -602,7 +602,7 @@ func eventually(t *testing.T, what string, complaint func() string) {
 		if time.Now().After(deadline) {
 			t.Fatalf("never came true: %s; last seen: %s", what, said)
 		}
-		time.Sleep(5 * time.Millisecond) // between two looks at a state that sends no event
+		time.Sleep(pause) // between two looks at a state that sends no event; looking costs what is waited for
 	}
 }
 

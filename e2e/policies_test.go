@@ -56,10 +56,11 @@ func TestHeldRequestsSpreadEvenly(t *testing.T) {
 }
 
 // TestExplainedWinnerGotIt compares explain with what arrived, for 10,000
-// requests under a weighted policy that reads metrics, live load and prefixes.
+// requests, half of them through each door, under a weighted policy that reads
+// metrics, live load and prefixes.
 func TestExplainedWinnerGotIt(t *testing.T) {
-	eachDoor(t, func(t *testing.T, d door) {
-		const rounds, batch, workers = 20, 500, 10
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
+		const rounds, batch, workers = 10, 500, 10
 		w := start(t, d, setup{engines: 3, config: "policy: queue:2,kv-cache:2,prefix-cache:3,least-request:1\n" +
 			"explain: {header: true, sample: 1}\nscrape: {interval: 50ms}\n"})
 		for round := range rounds {

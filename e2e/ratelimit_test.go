@@ -118,6 +118,9 @@ func TestRateLimitByTokens(t *testing.T) {
   load_assignment: {cluster_name: ratelimit, endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: ` + port + `}}}}]}]}
 `})
 		block := rateLimitFilter(t, w.options)
+		// The filter lets a request pass when the service takes longer than that,
+		// 20 ms by default.
+		block.at("typed_config").(doc)["timeout"] = "60s"
 		w.setup.edit = func(b doc) {
 			filters := b.hcm()["http_filters"].([]any)
 			router := filters[len(filters)-1]

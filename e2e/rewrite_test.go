@@ -191,6 +191,11 @@ func TestRewriteByHeader(t *testing.T) {
 				})
 			}
 		}
+		for asked, want := range map[string]float64{"other": 12, "m": 4} { // no name that nothing of ours knows is a label, but "other"
+			if n := w.metric(t, "shunt_requests_total", "model", asked, "target_model", "m"); n != want {
+				t.Errorf("%v requests for %s are counted as such for m, want %v", n, asked, want)
+			}
+		}
 		t.Run("any case", func(t *testing.T) {
 			id := newID()
 			c := w.dial(t)

@@ -14,9 +14,7 @@ import (
 // TestSDKs speaks through Envoy with the official Python clients of OpenAI and
 // Anthropic, as their users do. build/sdks.sh installs them.
 func TestSDKs(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
-	t.Cleanup(cancel)
-	install := exec.CommandContext(ctx, "../build/sdks.sh")
+	install := exec.CommandContext(t.Context(), "../build/sdks.sh")
 	install.Stderr = os.Stderr
 	out, err := install.Output()
 	if err != nil {
@@ -38,6 +36,8 @@ func TestSDKs(t *testing.T) {
 			"messages": {"m", "reported"}, "messages_stream": {"m", "reported"}, "messages_renamed": {"claude", "reported"},
 			"count_tokens": {"m", ""}, "messages_unknown_model": {"nobody", ""},
 		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
 		cmd := exec.CommandContext(ctx, python, append([]string{script, "http://" + w.addr}, slices.Sorted(maps.Keys(cases))...)...)
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH")} // no proxy, no key of a user's
 		out, err := cmd.CombinedOutput()

@@ -101,8 +101,8 @@ func TestCompressedBodies(t *testing.T) {
 		{"cut short", "", func(e string) []byte { p := packed(t, e, chatBody); return p[:len(p)-5] }, "", "invalid_value", 400},
 		{"empty", "", func(string) []byte { return nil }, "", "invalid_value", 400},
 		{"bad JSON inside", "", func(e string) []byte { return packed(t, e, "{") }, "", "invalid_json", 400},
-		{"too large inside", "", func(e string) []byte { return packed(t, e, `{"a":"`+strings.Repeat("x", 5<<20)) }, "", "request_too_large", 413},
-		{"too large inside, and rewritten", "", func(e string) []byte { return packed(t, e, `{"a":"`+strings.Repeat("x", 5<<20)) }, "m", "request_too_large", 413},
+		{"too large inside", "", func(e string) []byte { return packed(t, e, `{"a":"`+strings.Repeat("x", 5<<14)) }, "", "request_too_large", 413},
+		{"too large inside, and rewritten", "", func(e string) []byte { return packed(t, e, `{"a":"`+strings.Repeat("x", 5<<14)) }, "m", "request_too_large", 413},
 		{"another encoding", "br", nil, "", "unsupported_encoding", 415},
 		{"two encodings", "gzip, zstd", nil, "", "unsupported_encoding", 415},
 	} {
@@ -124,7 +124,7 @@ func TestCompressedBodies(t *testing.T) {
 				if sized {
 					pairs = append(pairs, "content-length", fmt.Sprint(len(body)))
 				}
-				w := newWorld(t, "forwardControlHeaders: true")
+				w := newWorld(t, "forwardControlHeaders: true\nlimits: {requestBody: 64KiB}")
 				w.publish("default", ep(1, "m"))
 				s := w.stream()
 				s.Headers(post(chatPath, pairs...), false, nil, &s.v)

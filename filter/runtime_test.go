@@ -592,7 +592,7 @@ func TestLoadsAndRequestsRace(t *testing.T) {
 			rt.ReleaseRoute(r)
 		}
 	})
-	for i := range 200 {
+	for i := range 100 {
 		gen := mustLoad(t, rt, staticConfig(entry(one, "m"), entry(two, "m"))+fmt.Sprintf("\nscrape: {interval: %dms}", 100+i%3))
 		gen.Release()
 	}

@@ -277,7 +277,7 @@ func (r *racer) Post() {
 // TestGrantsRaceEnds lets grants and deadlines of other goroutines race with
 // clients that leave.
 func TestGrantsRaceEnds(t *testing.T) {
-	const workers, rounds = 4, 5000
+	const workers, rounds = 4, 2000
 	w := newWorld(t, "startupHold: 1m")
 	p := w.pool("default")
 	// Half of the grants find the endpoint of a model that has one.
@@ -409,7 +409,7 @@ func TestGrantRacesFinish(t *testing.T) {
 	w := newWorld(t, "")
 	p := w.pool("default")
 	outcomes := map[string]int{}
-	for range 20000 {
+	for range 10000 {
 		r := &racer{posts: make(chan *racer, 1)}
 		r.Init(r, w.gen)
 		r.Headers(post(chatPath), false, nil, &r.v)

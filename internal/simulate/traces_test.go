@@ -127,25 +127,12 @@ func TestBuiltins(t *testing.T) {
 		if len(w.Requests) != 2000 || AboutBuiltin(name) == "" {
 			t.Errorf("%s: %d requests", name, len(w.Requests))
 		}
-		seen := map[uint64]bool{}
-		shared, total, prompts := 0, 0, 0
 		for i, r := range w.Requests {
 			if r.At < 0 || i > 0 && r.At < w.Requests[i-1].At || r.Prompt < 1 || r.Output < 1 || len(r.prompt()) != r.Prompt/BlockTokens {
 				t.Fatalf("%s: request %d: %+v", name, i, r)
 			}
-			prompts += r.Prompt
-			for _, h := range r.prompt() {
-				total++
-				if seen[h] {
-					shared++
-				}
-			}
-			for _, h := range r.Blocks {
-				seen[h] = true
-			}
 		}
 		rate := float64(len(w.Requests)) / w.Requests[len(w.Requests)-1].At.Seconds()
-		t.Logf("%-14s %.1f requests/s, prompts of %d tokens, %.0f %% seen before", name, rate, prompts/len(w.Requests), 100*float64(shared)/float64(total))
 		at := slices.IndexFunc(builtins, func(b builtin) bool { return b.name == name })
 		if want := builtins[at].rate * 4; math.Abs(rate/want-1) > 0.25 {
 			t.Errorf("%s: %.1f requests/s, want %.1f", name, rate, want)

@@ -22,7 +22,7 @@ func oneByOne() sim.Params {
 }
 
 func TestOneServerIsMD1(t *testing.T) {
-	const n, prompt, rate = 40_000, 200, 20.0 // 30 ms of service each: 0.6 busy
+	const n, prompt, rate = 20_000, 200, 20.0 // 30 ms of service each: 0.6 busy
 	rng := rand.New(rand.NewPCG(1, 2))
 	w := &Workload{}
 	at := time.Duration(0)
@@ -105,7 +105,7 @@ func TestPolicyWithoutMemoryMisses(t *testing.T) {
 }
 
 func TestRunsAreReproducible(t *testing.T) {
-	w, err := Generate("pod-loss", 4, 150, 3)
+	w, err := Generate("pod-loss", 4, 60, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestRunsAreReproducible(t *testing.T) {
 // TestNothingIsLeft runs a fleet that loses and gains endpoints and looks at the
 // books afterwards.
 func TestNothingIsLeft(t *testing.T) {
-	w, err := Generate("pod-loss", 3, 200, 1)
+	w, err := Generate("pod-loss", 3, 100, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
