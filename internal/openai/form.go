@@ -188,30 +188,33 @@ func (f *Form) endHead(off int64) {
 		return
 	}
 	f.state, f.matched = formData, 0
-	switch partName(string(head)) {
-	case "model":
+	switch name, file := partName(string(head)); {
+	case name == "model" && file:
+		f.fail(`"model" is sent as a file; send it as a field, without a filename`)
+	case name == "model":
 		f.field = fieldModel
 		if f.modelSeen++; f.modelSeen == 1 {
 			f.modelAt = off
 		}
-	case "stream":
+	case name == "stream" && !file:
 		f.field, f.stream = fieldStream, f.stream[:0]
 	}
 }
 
-// partName is the name of a part's field, "" for none.
-func partName(head string) string {
+// partName is the name of a part's field, "" for none; file is true for one that has the name of a file.
+func partName(head string) (name string, file bool) {
 	for line := range strings.SplitSeq(head, "\r\n") {
 		key, value, _ := strings.Cut(line, ":")
 		if strings.EqualFold(strings.TrimSpace(key), "content-disposition") {
 			_, params, err := mime.ParseMediaType(value)
 			if err != nil {
-				return ""
+				return "", false
 			}
-			return params["name"]
+			_, file = params["filename"]
+			return params["name"], file
 		}
 	}
-	return ""
+	return "", false
 }
 
 func (f *Form) fail(why string) { f.state, f.fault = formFailed, why }

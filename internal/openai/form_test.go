@@ -74,6 +74,8 @@ func TestForm(t *testing.T) {
 		{"no model", file + "--b--", "", false, CodeMissingParameter, "required"},
 		{"an empty model", part(disposition+`"model"`, "") + "--b--", "", false, CodeInvalidValue, "is empty"},
 		{"two models", model + model + "--b--", "", false, CodeDuplicateParameter, "twice"},
+		{"a model that is a file", part(disposition+`"model"; FileName=x`, "m") + "--b--", "", false, CodeInvalidValue, "sent as a file"},
+		{"a stream that is a file", model + part(disposition+`"stream"; filename="x"`, "true") + "--b--", "whisper", false, "", ""},
 		{"a long model", part(disposition+`"model"`, strings.Repeat("m", MaxModel+1)) + "--b--", "", false, CodeInvalidValue, "longer than"},
 		{"cut short", model + "--b-", "", false, CodeInvalidValue, "before its last boundary"},
 		{"no form", "{}", "", false, CodeInvalidValue, "before its last boundary"},
