@@ -187,6 +187,11 @@ func (f *Form) endHead(off int64) {
 	default:
 		return
 	}
+	// Nor is a line that goes on in the next, which readers of forms join, cut off or refuse.
+	if text := string(head); text[0] == ' ' || text[0] == '\t' || strings.Contains(text, "\r\n ") || strings.Contains(text, "\r\n\t") {
+		f.fail("a line of a part's headers begins with white space")
+		return
+	}
 	f.state, f.matched = formData, 0
 	switch name, file := partName(string(head)); {
 	case name == "model" && file:

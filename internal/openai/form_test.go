@@ -83,6 +83,7 @@ func TestForm(t *testing.T) {
 		{"no parts", "--b--", "", false, CodeMissingParameter, "required"},
 		{"a line feed alone in a part's headers", part(disposition+`"model"`+"\n", "\r\nx") + "--b--", "", false, CodeInvalidValue, "something else than CRLF"},
 		{"a carriage return alone in a part's headers", part("x: \ry\r\n"+disposition+`"model"`, "x") + "--b--", "", false, CodeInvalidValue, "something else than CRLF"},
+		{"a folded header", part(disposition+`"model"`+"\r\n x", "m") + "--b--", "", false, CodeInvalidValue, "begins with white space"},
 		{"endless headers", "--b\r\n" + strings.Repeat("x", maxPartHead+10), "", false, CodeInvalidValue, "headers of a part are too long"},
 	} {
 		got := readForm("b", false, []byte(c.body))
