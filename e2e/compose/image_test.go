@@ -59,7 +59,7 @@ func dockerfile(t *testing.T) (args map[string]string, stages map[string]*stage)
 // TestDockerfile holds what needs no Docker to be seen.
 func TestDockerfile(t *testing.T) {
 	args, stages := dockerfile(t)
-	for _, target := range []string{"contrib", "stock", "enginesim", "tools"} {
+	for _, target := range []string{"contrib", "stock", "module", "enginesim", "tools"} {
 		s := stages[target]
 		if s == nil {
 			t.Fatalf("there is no target %s", target)
