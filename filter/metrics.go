@@ -29,6 +29,7 @@ type metrics struct {
 	internalErrors *prometheus.CounterVec // where
 	reloads        *prometheus.CounterVec // result
 	configStale    prometheus.Gauge
+	edsWrites      *prometheus.CounterVec // result
 
 	requests    *prometheus.CounterVec // pool, policy
 	models      *prometheus.CounterVec // pool, model, target_model
@@ -43,6 +44,7 @@ type metrics struct {
 	usage       *prometheus.CounterVec // pool, source
 	unread      *prometheus.CounterVec // pool, cause
 	upstream    *prometheus.CounterVec // pool, status
+	incomplete  *prometheus.CounterVec // pool
 	failed      *prometheus.CounterVec // pool
 	answers     *prometheus.CounterVec // pool
 	pickSeconds *prometheus.HistogramVec
@@ -82,6 +84,7 @@ func newMetrics(version string) *metrics {
 	}
 	m.internalErrors = counter("internal_errors_total", "Faults of shunt's own, by where they were caught.", "where")
 	m.reloads = counter("config_reloads_total", "Configurations taken and refused.", "result")
+	m.edsWrites = counter("eds_writes_total", "Versions of the file eds.path that were written, and that could not be.", "result")
 	m.configStale = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "shunt_config_stale", Help: "1 while a configuration file is broken and its last good content is in use.",
 	})
@@ -100,6 +103,7 @@ func newMetrics(version string) *metrics {
 	m.unread = counter("unread_responses_total",
 		"Successful answers that were not read, so that their usage is not known and the model's name not restored, by cause.", "pool", "cause")
 	m.upstream = counter("upstream_errors_total", "Answers of engines with a status of 400 and above, which pass through untouched.", "pool", "status")
+	m.incomplete = counter("incomplete_answers_total", "Answers that began and did not come to their end: the engine cut them, or the client left.", "pool")
 	m.failed = counter("failed_answers_total", "Answers of engines with a success status and an error inside.", "pool")
 	m.fallbacks = counter("fallbacks_total", "Picks not made by the policy's rule: at random because it could score no candidate, or the emptiest because the request fits on none.", "pool", "policy")
 	m.guarded = counter("guarded_picks_total", "Picks from which a guard took candidates out.", "pool", "guard")
@@ -131,6 +135,7 @@ type poolCounters struct {
 	drops       [numDropReasons]prometheus.Counter
 	faults      [2]prometheus.Counter
 	moved       prometheus.Counter
+	incomplete  prometheus.Counter
 	overfull    prometheus.Counter
 	answers     prometheus.Counter
 	pickSeconds prometheus.Observer
@@ -152,6 +157,7 @@ const numPolicies = scorer.NumLabels
 func (m *metrics) forPool(name string) *poolCounters {
 	c := &poolCounters{
 		moved:       m.moved.WithLabelValues(name),
+		incomplete:  m.incomplete.WithLabelValues(name),
 		overfull:    m.overfull.WithLabelValues(name),
 		answers:     m.answers.WithLabelValues(name),
 		pickSeconds: m.pickSeconds.WithLabelValues(name),

@@ -44,6 +44,12 @@ type Pool struct {
 	// nothing.
 	resources atomic.Pointer[resources]
 
+	// feedMu is held while a set of a source is handed on.
+	feedMu sync.Mutex
+	// protected by feedMu
+	eds *edsFile        // by which Envoy learns of the endpoints, nil for none
+	fed map[string]gift // the newest set of each source
+
 	// protected by Runtime.mu
 	users   int         // generations that refer to it
 	def     config.Pool // the newest definition
@@ -108,6 +114,7 @@ func (rt *Runtime) definePoolLocked(p *Pool, def *config.Pool, cfg *config.Confi
 	if flow, err := cfg.FlowControl.Compile(); err == nil { // validated before
 		p.flow.Apply(flow)
 	}
+	rt.edsLocked(p, cfg)
 	if changed {
 		rt.sourcesLocked(p, def)
 	}

@@ -356,7 +356,7 @@ func (r *Request) send(snap *pool.Snapshot, choice scorer.Choice, now time.Time,
 	r.gen.runtime.flights.add(1)
 	fallback := choice.Fallback.String()
 	r.pool.counters.picked(r.policy, choice.Fallback)
-	v.Action, v.Destination = Continue, e.Key
+	v.Action, v.Destination = Continue, r.destinations(snap, choice.Index, rand.Uint64())
 	r.counted = r.models(snap)
 	r.counted.requests.Inc()
 	v.Watch = r.watched()
@@ -392,8 +392,11 @@ func (r *Request) Served(address string, v *Verdict) {
 	r.pool.counters.moved.Inc()
 	address = strings.Clone(address)
 	pod := address // as an endpoint without a name is shown
+	left := r.held.Live()
+	// Most often Envoy went on to the next because the picked one failed: a probe
+	// tells.
+	r.pool.holder.Report(pool.Fault{Live: left, Kind: pool.FaultConnect, At: r.gen.runtime.now()})
 	if e := r.pool.holder.Load().ByKey(address); e != nil {
-		left := r.held.Live()
 		r.held.Move(e.Live, r.gen.runtime.now())
 		r.freed(left)
 		if e.Pod != "" {
@@ -443,6 +446,9 @@ func (r *Request) finish(end End, v *Verdict) {
 		now, live := r.gen.runtime.now(), r.held.Live()
 		r.settle(end, now, v)
 		r.held.Release(now, end.Answered && end.Details == "")
+		if end.Answered && !end.Complete {
+			r.pool.counters.incomplete.Inc()
+		}
 		r.gen.runtime.flights.add(-1)
 		r.freed(live)
 		if end.FirstByte > 0 {

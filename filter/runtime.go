@@ -81,6 +81,7 @@ type Runtime struct {
 	tuned      bool
 	generation uint64
 	drain      drainState
+	edsFiles   map[string]*edsFile // by path
 
 	background sync.WaitGroup // of the stop timer, and of listeners being closed
 }
@@ -95,7 +96,7 @@ func NewRuntime(options Options) *Runtime {
 	}
 	rt := &Runtime{
 		options: options, metrics: newMetrics(Version), now: time.Now,
-		pools: make(map[string]*Pool), live: make(map[*Generation]struct{}), routes: make(map[*Route]struct{}),
+		pools: make(map[string]*Pool), live: make(map[*Generation]struct{}), routes: make(map[*Route]struct{}), edsFiles: make(map[string]*edsFile),
 	}
 	rt.bodies.limit.Store(math.MaxInt64)
 	rt.room = flowcontrol.NewRoom(maxWaiting, 0, rt.now)
@@ -333,6 +334,7 @@ func (rt *Runtime) stopUnused() {
 	for name, p := range rt.pools {
 		if p.users == 0 {
 			stopping = append(stopping, p)
+			rt.useEDSLocked(p, nil)
 			delete(rt.pools, name)
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"sync"
@@ -139,7 +141,8 @@ func (s *runningSource) stop() {
 // sourcesLocked starts, keeps, replaces and ends the sources of a pool. What a
 // replaced one found last stays until the new one has found all.
 func (rt *Runtime) sourcesLocked(p *Pool, def *config.Pool) {
-	p.syncer.SetTargets(sourceStatic, staticTargets(def), metricsync.Complete)
+	p.keepFed(append(sourceNames(def), sourceStatic))
+	p.feed(sourceStatic, staticTargets(def), metricsync.Complete)
 	kept := p.sources[:0:0]
 	for _, s := range p.sources {
 		if reflect.DeepEqual(s.def, sourceDef(def, s.name)) {
@@ -180,7 +183,7 @@ func (rt *Runtime) startSourceLocked(p *Pool, def *config.Pool, name string) {
 	}
 	if name == sourceFile {
 		if initial, err := discovery.ReadFile(def.File.Path); err == nil {
-			p.syncer.SetTargets(sourceFile, initial, metricsync.Complete) // hold no request for it
+			p.feed(sourceFile, initial, metricsync.Complete) // hold no request for it
 		}
 	}
 	var ctx context.Context
@@ -193,7 +196,7 @@ func (rt *Runtime) startSourceLocked(p *Pool, def *config.Pool, name string) {
 			if set.State == discovery.LastGood {
 				state = metricsync.LastGood
 			}
-			hand(func() { p.syncer.SetTargets(name, set.Targets, state) })
+			hand(func() { p.feed(name, set.Targets, state) })
 		})
 		if err != nil {
 			rt.log(slog.LevelError, fmt.Sprintf("pool %s: %s: %v", p.name, name, err))
@@ -206,6 +209,11 @@ func (rt *Runtime) startSourceLocked(p *Pool, def *config.Pool, name string) {
 // that asks no network: broken at the start is an error, later the last good
 // set is kept.
 func (rt *Runtime) checkSources(cfg *config.Config) error {
+	if cfg.Destination == config.DestinationEDS && !rt.options.Validate {
+		if dir := filepath.Dir(cfg.EDS.Path); !isDir(dir) {
+			return fmt.Errorf("eds.path: there is no folder %s to keep the file in", dir)
+		}
+	}
 	for i := range cfg.Pools {
 		def := &cfg.Pools[i]
 		if def.File != nil && !rt.runsAs(def, sourceFile) {
@@ -221,6 +229,11 @@ func (rt *Runtime) checkSources(cfg *config.Config) error {
 		}
 	}
 	return nil
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 // runsAs reports whether a pool's source runs as it is defined.

@@ -39,7 +39,8 @@ type Verdict struct {
 	// Body, where its With is not nil, changes the request's body.
 	Body openai.Edit
 	// Destination, if set, replaces the header HeaderDestination and the string
-	// of that key in the dynamic metadata namespace MetadataLB.
+	// of that key in the dynamic metadata namespace MetadataLB: an ip:port, or
+	// several with commas, the picked one first.
 	Destination string
 	// Metadata goes to the dynamic metadata namespace MetadataShunt, before a
 	// reply.

@@ -245,8 +245,14 @@ func TestServed(t *testing.T) {
 	}
 	s.finish(End{Details: "upstream_reset_before_response_started{remote_reset}"})
 	flight(0, 0, 0)
-	if f := <-w.pool("default").holder.Faults(); f.Live != three.Live {
-		t.Errorf("the fault is %s's", f.Live.Addr)
+	// Whoever did not answer is probed; then comes the fault of the last.
+	for i, want := range []pool.Fault{
+		{Live: one.Live, Kind: pool.FaultConnect}, {Live: two.Live, Kind: pool.FaultConnect},
+		{Live: three.Live, Kind: pool.FaultConnect}, {Live: three.Live, Kind: pool.FaultReset},
+	} {
+		if f := <-w.pool("default").holder.Faults(); f.Live != want.Live || f.Kind != want.Kind {
+			t.Errorf("fault %d is %s's, of kind %v", i, f.Live.Addr, f.Kind)
+		}
 	}
 	s.Served("10.0.0.1:8000", &s.v)
 	flight(0, 0, 0)

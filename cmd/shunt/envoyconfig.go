@@ -12,7 +12,7 @@ import (
 func envoyConfigCommand() *cobra.Command {
 	var o bootstrap.Options
 	var file string
-	var listener bool
+	var listener, endpoints bool
 	cmd := &cobra.Command{
 		Use:   "envoy-config --config FILE",
 		Short: "Print an Envoy bootstrap with shunt in it",
@@ -22,6 +22,10 @@ func envoyConfigCommand() *cobra.Command {
 			"  envoy -c envoy.yaml",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if endpoints {
+				_, err := cmd.OutOrStdout().Write(bootstrap.Endpoints())
+				return err
+			}
 			if file == "" {
 				return errors.New("--config FILE is required; - is stdin")
 			}
@@ -60,6 +64,7 @@ func envoyConfigCommand() *cobra.Command {
 	flags.StringVar(&o.HostModule, "host-module", "", "path of libgolanghost.so (default: Envoy searches for it by name)")
 	flags.StringVar(&o.ConfigFile, "config-path", "", "let shunt read and watch its config at this path, instead of inline")
 	flags.StringVar(&o.LDSFile, "lds-path", "", "let Envoy read and watch the listener at this path (see --print-listener)")
+	flags.BoolVar(&endpoints, "print-endpoints", false, "print the first content of the file eds.path instead, for destination: eds; Envoy does not start without it")
 	flags.BoolVar(&listener, "print-listener", false, "print the content for --lds-path instead of the bootstrap")
 	return cmd
 }

@@ -49,7 +49,7 @@ typedef struct {
   int64_t room;        // bytes of body that Go has room for
   int64_t routed_at, first_byte_at; // monotonic ns
   uint8_t destination_length;
-  char destination[64];
+  char destination[64]; // the picked ip:port
   uint8_t* response; // SHUNT_OP_RESPONSE records to apply later, or NULL
   size_t response_length;
   char* details; // of Envoy's own reply to a routed request, or NULL
@@ -235,9 +235,11 @@ static void set_destination(envoy_t envoy, stream_t* s, envoy_dynamic_module_typ
   s->routed = true;
   s->routed_at = monotonic_ns();
   s->destination_length = 0;
-  if (value.length < sizeof(s->destination)) {
-    memcpy(s->destination, value.ptr, value.length);
-    s->destination_length = (uint8_t)value.length;
+  const char* comma = memchr(value.ptr, ',', value.length);
+  const size_t first = comma == NULL ? value.length : (size_t)(comma - value.ptr);
+  if (first < sizeof(s->destination)) {
+    memcpy(s->destination, value.ptr, first);
+    s->destination_length = (uint8_t)first;
   }
 }
 

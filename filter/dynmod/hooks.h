@@ -22,7 +22,7 @@ enum shunt_action { SHUNT_CONTINUE = 0, SHUNT_NEED_BODY = 1, SHUNT_WAIT = 2, SHU
 // value), key, value. Integers are in the machine's byte order.
 enum shunt_op {
   SHUNT_OP_REMOVE = 1,      // key: request header or trailer to remove
-  SHUNT_OP_DESTINATION = 2, // value: the picked ip:port
+  SHUNT_OP_DESTINATION = 2, // value: the picked ip:port, then fallbacks, with commas
   SHUNT_OP_TEXT = 3,        // key, value: metadata, namespace shunt
   SHUNT_OP_NUMBER = 4,      // key, value: the same, value is a double
   SHUNT_OP_RESPONSE = 5,    // key, value: a header to add to the response

@@ -206,7 +206,8 @@ func (s *stream) apply(needBody api.StatusType) api.StatusType {
 	if v.Destination != "" {
 		s.headers.Set(filter.HeaderDestination, v.Destination)
 		s.callbacks.StreamInfo().DynamicMetadata().Set(filter.MetadataLB, filter.HeaderDestination, v.Destination)
-		s.picked, s.pickedAt = v.Destination, time.Now()
+		s.picked, _, _ = strings.Cut(v.Destination, ",")
+		s.pickedAt = time.Now()
 		s.adds = append(s.adds, v.ResponseHeaders...)
 		s.watch = v.Watch
 	}

@@ -92,6 +92,8 @@ type view struct {
 	SubsetHeader   bool
 	RequestBody    config.Size
 	BufferLimit    int64
+	EDSFile        string
+	Retries        int
 }
 
 // bufferMargin is how far Envoy's body limit is above shunt's: enough for one
@@ -114,6 +116,10 @@ func Listener(o Options) ([]byte, error) {
 	const head = "resources:\n- \"@type\": type.googleapis.com/envoy.config.listener.v3.Listener\n  "
 	return []byte(head + indent(2, string(text)) + "\n"), nil
 }
+
+// Endpoints returns what the file eds.path must hold before Envoy starts: no
+// endpoints yet.
+func Endpoints() []byte { return []byte("{\"resources\": []}\n") }
 
 func render(name string, o Options) ([]byte, error) {
 	v, err := newView(o)
@@ -169,6 +175,9 @@ func newView(o Options) (view, error) {
 	}
 	if v.HeapBytes == 0 {
 		v.HeapBytes = max(defaultHeapBytes, 2*int64(cfg.Limits.HeldBodies))
+	}
+	if cfg.Destination == config.DestinationEDS {
+		v.EDSFile, v.Retries = cfg.EDS.Path, max(1, cfg.Fallbacks)
 	}
 	v.SubsetHeader = cfg.SubsetHeader
 	v.RequestBody = cfg.Limits.RequestBody

@@ -18,6 +18,9 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
+	overridehostv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/override_host/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/random/v3"
+	subsetv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/subset/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/fixed_heap/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
@@ -291,6 +294,37 @@ func checkMappers(t *testing.T, hcm *hcmv3.HttpConnectionManager) {
 	}
 	if diff := cmp.Diff(want, types); diff != "" {
 		t.Errorf("error types by status (-want +got):\n%s", diff)
+	}
+}
+
+// TestEDS: the cluster walks shunt's list and nothing else, and the route tries
+// as often as the list is long.
+func TestEDS(t *testing.T) {
+	for fallbacks, retries := range map[string]uint32{"": 1, "\nfallbacks: 0": 1, "\nfallbacks: 3": 3} {
+		boot := generate(t, options(minimal+"\ndestination: eds\neds: {path: /run/eds.json}"+fallbacks))
+		cluster := boot.GetStaticResources().GetClusters()[0]
+		if cluster.GetType() != clusterv3.Cluster_EDS || cluster.GetLbPolicy() != 0 || cluster.GetOriginalDstLbConfig() != nil {
+			t.Errorf("the cluster is %v", cluster)
+		}
+		if got := cluster.GetEdsClusterConfig().GetEdsConfig().GetPathConfigSource().GetPath(); got != "/run/eds.json" {
+			t.Errorf("eds path is %q", got)
+		}
+		policy := unpack(t, cluster.GetLoadBalancingPolicy().GetPolicies()[0].GetTypedExtensionConfig().GetTypedConfig(), &overridehostv3.OverrideHost{})
+		if sources := policy.GetOverrideHostSources(); len(sources) != 1 || sources[0].GetHeader() != "" || sources[0].GetMetadata().GetKey() != "envoy.lb" {
+			t.Errorf("sources are %v", sources)
+		}
+		fallback := unpack(t, policy.GetFallbackPolicy().GetPolicies()[0].GetTypedExtensionConfig().GetTypedConfig(), &subsetv3.Subset{})
+		if fallback.GetFallbackPolicy() != subsetv3.Subset_NO_FALLBACK {
+			t.Errorf("the fallback policy is %v", fallback)
+		}
+		routes := connectionManager(t, boot.GetStaticResources().GetListeners()[0]).GetRouteConfig().GetVirtualHosts()[0].GetRoutes()
+		if retry := routes[0].GetRoute().GetRetryPolicy(); retry.GetNumRetries().GetValue() != retries || retry.GetRetryOn() != "connect-failure,reset" {
+			t.Errorf("%q: retries are %v", fallbacks, retry)
+		}
+	}
+	var first struct{ Resources []any }
+	if err := json.Unmarshal(Endpoints(), &first); err != nil || first.Resources == nil || len(first.Resources) > 0 {
+		t.Errorf("the first content is %s", Endpoints())
 	}
 }
 

@@ -53,7 +53,7 @@ func Check(document []byte, readFile func(path string) (*config.Config, error)) 
 	if len(doc.Content) == 0 {
 		return Report{}, errors.New("the document is empty")
 	}
-	c := &check{readFile: readFile, pools: map[string]bool{}}
+	c := &check{readFile: readFile, pools: map[string]bool{}, destinations: map[string]bool{}}
 	visit(placed{doc.Content[0], ""}, 0, func(n placed) bool { return !c.known(n.Node, n.path) })
 	if c.Filters == 0 && c.Routes == 0 {
 		return Report{}, errors.New("no shunt filter in it: a DynamicModuleFilter with filter_name shunt, or a golang Config with plugin_name shunt, is wanted")
@@ -81,6 +81,7 @@ type check struct {
 	// unknown and routes can't be judged.
 	unknownPools bool
 	named        []namedPool
+	destinations map[string]bool // of the filters
 }
 
 type namedPool struct {
@@ -206,6 +207,7 @@ func (c *check) filter(text []byte, err error, line int, path string) {
 	for _, name := range cfg.Pools.Names() {
 		c.pools[name] = true
 	}
+	c.destinations[cfg.Destination] = true
 	problems, warnings := CheckEndpoints(cfg)
 	c.add(path, line, problems)
 	for _, w := range warnings {

@@ -42,12 +42,12 @@ func (c *check) served(root *yaml.Node) {
 		s.clusters[field(cluster.Node, "name").Value] = cluster
 	}
 	visit(placed{root, ""}, 0, func(n placed) bool {
-		if n.kind() == typeExtension && holds(n.Node, isFilter, 0) {
+		if n.kind() == typeExtension && holds(n.Node, isFilter) {
 			s.names = append(s.names, field(n.Node, "name").Value)
 		}
 		for _, item := range items(n.below("http_filters", "httpFilters")) {
 			// What arrives by extension discovery may be shunt.
-			if field(item.Node, "config_discovery", "configDiscovery").Kind != 0 || holds(item.Node, isFilter, 0) {
+			if field(item.Node, "config_discovery", "configDiscovery").Kind != 0 || holds(item.Node, isFilter) {
 				s.names = append(s.names, field(item.Node, "name").Value)
 			}
 		}
@@ -72,7 +72,7 @@ func (s *served) keys(n placed) {
 		return
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		if key := n.Content[i]; !slices.Contains(s.names, key.Value) && holds(n.Content[i+1], isRoute, 0) {
+		if key := n.Content[i]; !slices.Contains(s.names, key.Value) && holds(n.Content[i+1], isRoute) {
 			s.problem(n.path+"."+key.Value, key.Line, "no filter of shunt's has the name %q, so Envoy ignores this: the key is the filter's name, here %s",
 				key.Value, strings.Join(s.names, ", "))
 		}
@@ -107,7 +107,14 @@ func (s *served) cluster(name placed, off bool) {
 	lb := cluster.below("original_dst_lb_config", "originalDstLbConfig")
 	header := field(lb.Node, "http_header_name", "httpHeaderName").Value
 	reads := original && field(lb.Node, "use_http_header", "useHttpHeader").Value == "true" && strings.EqualFold(header, destinationHeader)
+	lists := (kind == "EDS" || kind == "3") && holds(cluster.Node, isOverrideHost)
+	only := func(destination string) bool { return len(s.destinations) == 1 && s.destinations[destination] }
 	switch {
+	case !off && reads && only(config.DestinationEDS):
+		s.warn(name.path, name.Line, "cluster "+name.Value+" is an ORIGINAL_DST cluster, but destination is eds: it can't read a list, and a retry goes to the same endpoint")
+	case !off && lists && only(config.DestinationOriginalDst):
+		s.warn(name.path, name.Line, "cluster "+name.Value+" is an EDS cluster, but destination is original_dst: shunt keeps no file of endpoints for it")
+	case lists:
 	case off && reads:
 		s.warn(name.path, name.Line, "shunt is disabled here, and cluster "+name.Value+" answers 503 without its header: name another cluster")
 	case off || reads:
@@ -121,6 +128,10 @@ func (s *served) cluster(name placed, off bool) {
 		}
 		s.problem(lb.path, line, "the cluster does not go where shunt says (see %s): write {use_http_header: true, http_header_name: %s}", name.path, destinationHeader)
 	}
+}
+
+func isOverrideHost(n *yaml.Node) bool {
+	return strings.TrimPrefix(field(n, "@type").Value, typePrefix) == "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost"
 }
 
 // disabled reports whether the filter is disabled at a level of the routes, given
@@ -185,9 +196,9 @@ func routeText(n *yaml.Node) (text []byte, asStruct bool, err error) {
 }
 
 // holds reports whether a node of that kind is in n.
-func holds(n *yaml.Node, is func(*yaml.Node) bool, depth int) bool {
+func holds(n *yaml.Node, is func(*yaml.Node) bool) bool {
 	found := false
-	visit(placed{n, ""}, depth, func(n placed) bool {
+	visit(placed{n, ""}, 0, func(n placed) bool {
 		found = found || is(n.Node)
 		return !found
 	})

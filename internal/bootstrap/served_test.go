@@ -53,6 +53,7 @@ func TestCheckServed(t *testing.T) {
 		{name: "said once a cluster", routes: toCanary("cluster: shunt_engines"), edit: replace("use_http_header: true", "use_http_header: false"), want: routesAt + "[0].route.cluster"},
 		{name: "header in capitals", edit: replace("http_header_name: x-gateway-destination-endpoint", "http_header_name: X-Gateway-Destination-Endpoint")},
 		{name: "another cluster", routes: toCanary("cluster: canary"), warn: routesAt + "[0].route.cluster (line "},
+		{name: "EDS that nobody keeps", edit: replace("    type: ORIGINAL_DST\n", "    type: EDS\n    x: {\"@type\": "+typePrefix+"envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost}\n"), warn: "keeps no file of endpoints"},
 		{name: "unknown cluster", routes: toCanary("cluster: elsewhere")},
 		{name: "cluster of a header", routes: toCanary("cluster_header: x")},
 		{name: "weighted", routes: toCanary("weighted_clusters: {clusters: [{name: shunt_engines, weight: 1}, {name: canary, weight: 1}]}"), warn: routesAt + "[0].route.weighted_clusters.clusters[1].name (line "},

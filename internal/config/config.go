@@ -121,13 +121,17 @@ type Config struct {
 	Runtime Runtime `json:"runtime,omitempty"`
 
 	// Destination is how Envoy's cluster finds the picked endpoint: original_dst
-	// (an ORIGINAL_DST cluster that reads the destination header). Default:
-	// original_dst.
-	Destination string `json:"destination,omitempty" default:"original_dst" jsonschema:"enum=original_dst"`
+	// (an ORIGINAL_DST cluster that reads the destination header) or eds (an EDS
+	// cluster with the load balancing policy override_host, whose endpoints are in
+	// the file that eds.path names). Default: original_dst.
+	Destination string `json:"destination,omitempty" default:"original_dst" jsonschema:"enum=original_dst,enum=eds"`
+
+	// EDS is the file of endpoints for destination: eds.
+	EDS EDS `json:"eds,omitempty"`
 
 	// Fallbacks is how many endpoints follow the picked one in the destination
-	// header, for Envoy's retries. An ORIGINAL_DST cluster can't read a list, so
-	// it must be 0 there. Default: 0.
+	// header, for Envoy's retries, 0 to 8. An ORIGINAL_DST cluster can't read a
+	// list, so it must be 0 there. Default: 0.
 	Fallbacks int `json:"fallbacks,omitempty" default:"0"`
 
 	// OnInternalError is what happens to a request when shunt itself fails:
@@ -479,6 +483,16 @@ type Admin struct {
 	Address string `json:"address,omitempty" default:"127.0.0.1:9902"`
 }
 
+// EDS is where Envoy learns of the endpoints.
+type EDS struct {
+	// Path of the file that shunt keeps and that the cluster's path_config_source
+	// names; it ends in .yaml or .json. Envoy refuses to start without the file:
+	// shunt envoy-config --print-endpoints prints its first content. A relative
+	// path starts at Envoy's working directory. Default: none, and with destination:
+	// eds it is required.
+	Path string `json:"path,omitempty"`
+}
+
 // Metrics is the listener for scrapers.
 type Metrics struct {
 	// Address is IP:port. "" is off. Default: "".
@@ -497,9 +511,14 @@ const (
 	UnknownReject = "reject"
 )
 
-// DestinationOriginalDst is the value of Config.Destination for a cluster that
-// reads the destination header.
-const DestinationOriginalDst = "original_dst"
+// Values of Config.Destination.
+const (
+	DestinationOriginalDst = "original_dst"
+	DestinationEDS         = "eds"
+)
+
+// maxFallbacks bounds Config.Fallbacks: each is a part of a header.
+const maxFallbacks = 8
 
 // Route is the config of one route, virtual host or weighted cluster.
 type Route struct {

@@ -42,10 +42,7 @@ func validate(cfg *Config, dec *decoder) Problems {
 	if limit := cfg.Runtime.MemoryLimit; limit != 0 {
 		inRange(c, "runtime.memoryLimit", limit, 64<<20, 1<<50)
 	}
-	c.oneOf("destination", "destination", cfg.Destination, []string{DestinationOriginalDst})
-	if cfg.Fallbacks != 0 {
-		c.fail("fallbacks", "is %d, but with destination %s it must be 0: such a cluster can't read a list", cfg.Fallbacks, cfg.Destination)
-	}
+	c.destination(cfg)
 	c.oneOf("onInternalError", "value", cfg.OnInternalError, []string{OnErrorReject, OnErrorRoute})
 	if address := cfg.Admin.Address; address != "" && !strings.HasPrefix(address, "unix:") {
 		c.listen("admin.address", address, "IP:port or unix:PATH")
@@ -59,6 +56,27 @@ func validate(cfg *Config, dec *decoder) Problems {
 		}
 	}
 	return c.problems
+}
+
+// destination checks what only one kind of cluster can do.
+func (c *checker) destination(cfg *Config) {
+	c.oneOf("destination", "destination", cfg.Destination, []string{DestinationOriginalDst, DestinationEDS})
+	if cfg.Destination != DestinationEDS {
+		if cfg.Fallbacks != 0 {
+			c.fail("fallbacks", "is %d, but with destination %s it must be 0: such a cluster can't read a list", cfg.Fallbacks, cfg.Destination)
+		}
+		if cfg.EDS.Path != "" {
+			c.fail("eds.path", "has no effect without destination: eds")
+		}
+		return
+	}
+	inRange(c, "fallbacks", cfg.Fallbacks, 0, maxFallbacks)
+	switch path := cfg.EDS.Path; {
+	case path == "":
+		c.fail("eds.path", "is missing: destination: eds needs the file that Envoy's cluster reads")
+	case !strings.HasSuffix(path, ".yaml") && !strings.HasSuffix(path, ".json"):
+		c.fail("eds.path", "%q ends neither in .yaml nor in .json: Envoy reads by the ending", path)
+	}
 }
 
 func validateRoute(route *Route, dec *decoder) Problems {

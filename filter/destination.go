@@ -1,0 +1,60 @@
+package filter
+
+import (
+	"strings"
+
+	"github.com/shuntproxy/shunt/internal/pool"
+)
+
+// destinations is what the destination header names: the picked endpoint, then
+// those that Envoy may try instead where it fails before its answer begins.
+func (r *Request) destinations(snap *pool.Snapshot, picked int32, seed uint64) string {
+	key := snap.Endpoints[picked].Key
+	if r.set.cfg.Fallbacks == 0 {
+		return key
+	}
+	var others [maxFallbacks]int32
+	n := leastBusy(snap, r.keeper(snap, r.candidates(snap)), picked, seed, others[:min(r.set.cfg.Fallbacks, maxFallbacks)])
+	if n == 0 {
+		return key
+	}
+	var list strings.Builder
+	list.Grow((n + 1) * (len(key) + 8))
+	list.WriteString(key)
+	for _, i := range others[:n] {
+		list.WriteByte(',')
+		list.WriteString(snap.Endpoints[i].Key)
+	}
+	return list.String()
+}
+
+// maxFallbacks is the most that a configuration can ask for.
+const maxFallbacks = 8
+
+// leastBusy fills into with the candidates that have the fewest requests in
+// flight, but for one, and returns how many there are. Among equals seed decides.
+func leastBusy(snap *pool.Snapshot, index []int32, except int32, seed uint64, into []int32) int {
+	if len(index) == 0 {
+		return 0
+	}
+	n := 0
+	start := int(seed % uint64(len(index)))
+	for k := range index {
+		i := index[(start+k)%len(index)]
+		if i == except {
+			continue
+		}
+		load := snap.Endpoints[i].Live.InFlight()
+		at := n
+		for at > 0 && load < snap.Endpoints[into[at-1]].Live.InFlight() {
+			at--
+		}
+		if at == len(into) {
+			continue
+		}
+		n = min(n+1, len(into))
+		copy(into[at+1:n], into[at:n-1])
+		into[at] = i
+	}
+	return n
+}
