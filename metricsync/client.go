@@ -78,6 +78,7 @@ const (
 type answer struct {
 	status   int
 	gzip     bool
+	packed   string // the content-encoding, if it is another
 	location string
 }
 
@@ -293,7 +294,12 @@ func (c *client) oneHead() (out answer, err error) {
 				b.keep = false
 			}
 		case isToken(name, "content-encoding"):
-			out.gzip = isToken(value, "gzip")
+			switch out.gzip = isToken(value, "gzip") || isToken(value, "x-gzip"); {
+			case out.gzip || len(value) == 0 || isToken(value, "identity"):
+				out.packed = ""
+			default:
+				out.packed = string(value)
+			}
 		case isToken(name, "location"):
 			out.location = string(value)
 		}

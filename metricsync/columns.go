@@ -145,10 +145,11 @@ func fill(v *pool.Values, r *reading, h *history) {
 	}
 }
 
-// setKnown sets the first that is a number, if one is.
+// setKnown sets the first that is a finite number and not below 0, if one is: a
+// sum that fell while its count rose makes a mean that is.
 func setKnown(v *pool.Values, m pool.Metric, from ...float64) {
 	for _, x := range from {
-		if !math.IsNaN(x) {
+		if x >= 0 && !math.IsInf(x, 0) {
 			v.Set(m, x)
 			return
 		}

@@ -24,7 +24,7 @@ func (d *distribution) mean() float64 {
 		return d.average
 	}
 	if d.count > 0 {
-		return d.sum / d.count
+		return counted(d.sum / d.count)
 	}
 	return math.NaN()
 }
@@ -110,6 +110,9 @@ func (d *distribution) gather(l *layout, chosen []*series) {
 				total = max(total, 0) + s.counts[i]
 			}
 		}
+		if math.IsInf(total, 1) {
+			total = math.MaxFloat64
+		}
 		if total >= 0 {
 			seen++
 		}
@@ -123,9 +126,10 @@ func (d *distribution) gather(l *layout, chosen []*series) {
 	}
 }
 
-// counted returns NaN for what nothing that is counted adds up to.
+// counted returns NaN for what nothing that is counted adds up to: what is below
+// 0, and infinity.
 func counted(v float64) float64 {
-	if v < 0 {
+	if v < 0 || math.IsInf(v, 1) {
 		return math.NaN()
 	}
 	return v

@@ -119,6 +119,7 @@ type fetch struct {
 	path    string
 	headers []byte // lines that Access adds
 	connect time.Duration
+	timeout time.Duration // that until is made of
 	until   time.Time
 	limit   int64
 	idle    time.Duration // how long the connection will wait for the next
@@ -130,7 +131,7 @@ type fetch struct {
 func (f *fetch) page(ctx context.Context) (out scrape, p *parser) {
 	out, p = f.read(ctx)
 	if out.reason != ScrapeOK && out.reason != ScrapeStatus && out.reason != ScrapeRedirect && isTimeout(ctx, out.err) {
-		out.reason = ScrapeTimeout
+		out.reason, out.err = ScrapeTimeout, f.late(&out)
 	}
 	f.client.done(f.idle)
 	return out, p
@@ -150,21 +151,27 @@ func (f *fetch) read(ctx context.Context) (out scrape, p *parser) {
 			if _, ok := errors.AsType[dialError](err); ok {
 				return fail(ScrapeConnect, err)
 			}
-			return fail(wireReason(err), err)
+			return fail(wireReason(err), f.broken(err, &out))
 		}
 		out.answered = true
 		if head.status < 300 || head.status > 308 || head.location == "" {
 			break
 		}
-		if path = f.sameHost(path, head.location); path == "" || redirects == 1 {
-			f.client.drain()
-			return fail(ScrapeRedirect, errRedirect)
-		}
+		path = f.sameHost(path, head.location)
 		f.client.drain()
+		switch {
+		case path == "":
+			return fail(ScrapeRedirect, fmt.Errorf("%s redirects to %.200q, which is another server and not asked; for another port there is %s, for HTTPS scrape.tls", f.path, head.location, pool.LabelMetricPort))
+		case redirects == 1:
+			return fail(ScrapeRedirect, fmt.Errorf("%s redirects to a path that redirects to %.200q; one redirect is followed", f.path, head.location))
+		}
 	}
 	if head.status != http.StatusOK {
 		f.client.drain()
-		return fail(ScrapeStatus, statusError{f.path, head.status, f.table.hint})
+		return fail(ScrapeStatus, statusError{f.path, head.status, f.table.hint, !f.client.secure})
+	}
+	if head.packed != "" {
+		return fail(ScrapeFormat, fmt.Errorf("%s is packed with %.50q, which nobody asked for and shunt can't unpack", f.path, head.packed))
 	}
 	p = f.parser()
 	body, err := p.unpacked(f.client, head.gzip)
@@ -177,18 +184,46 @@ func (f *fetch) read(ctx context.Context) (out scrape, p *parser) {
 	case errors.Is(err, errTooLarge):
 		return fail(ScrapeTooLarge, fmt.Errorf("%w (%d bytes), the rest was not read", err, f.limit))
 	case errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum), errors.As(err, &corrupt):
-		return fail(ScrapeFormat, err)
+		return fail(ScrapeFormat, fmt.Errorf("%s says that it is gzip, and is not: %w", f.path, err))
 	case err != nil:
-		return fail(wireReason(err), err)
+		return fail(wireReason(err), f.broken(err, &out))
 	}
 	p.reading.reduce(&p.page, anyModel)
 	switch {
 	case p.reading.empty() && p.json():
-		return fail(ScrapeFormat, fmt.Errorf("%s is JSON and not metrics%s", f.path, hintText(f.table.hint)))
+		return fail(ScrapeFormat, fmt.Errorf("%s is JSON and not metrics%s", f.path, jsonHint(f.table)))
+	case p.reading.empty() && out.bytes == 0:
+		return fail(ScrapeEmpty, fmt.Errorf("%s is an empty page%s", f.path, hintText(f.table.hint)))
 	case p.reading.empty():
-		return fail(ScrapeEmpty, fmt.Errorf("%s has none of %s's metrics (%d bytes)%s", f.path, f.table.engine, out.bytes, emptyHint(f.table, out.bytes)))
+		return fail(ScrapeEmpty, fmt.Errorf("%s has none of %s's metrics (%d bytes)%s%s", f.path, f.table.engine, out.bytes, hintText(engineHint), hintText(f.table.hint)))
 	}
 	return out, p
+}
+
+// late says what has not come in time.
+func (f *fetch) late(out *scrape) error {
+	if _, ok := errors.AsType[dialError](out.err); ok {
+		if f.connect < f.timeout {
+			return fmt.Errorf("no connection to %s within %s (scrape.connectTimeout)", f.client.address, f.connect)
+		}
+		return fmt.Errorf("no connection to %s within %s (scrape.timeout)", f.client.address, f.timeout)
+	}
+	if !out.answered {
+		return fmt.Errorf("no answer for %s within %s (scrape.timeout)", f.path, f.timeout)
+	}
+	return fmt.Errorf("no whole page of %s within %s, only %d bytes of it (scrape.timeout)", f.path, f.timeout, out.bytes)
+}
+
+// broken says where an answer broke off.
+func (f *fetch) broken(err error, out *scrape) error {
+	switch {
+	case out.answered:
+		return fmt.Errorf("%s broke off after %d bytes: %w", f.path, out.bytes, err)
+	case f.client.secure || errors.Is(err, errEndless) || errors.Is(err, errLarge):
+		return fmt.Errorf("no answer for %s: %w", f.path, err)
+	default: // what a server that waits for TLS makes of a request without
+		return fmt.Errorf("no answer for %s: %w%s", f.path, err, hintText(secureHint))
+	}
 }
 
 // wireReason tells an answer without end from a connection that broke.
@@ -275,6 +310,7 @@ type statusError struct {
 	path   string
 	status int
 	hint   string
+	plain  bool // it was asked without TLS
 }
 
 func (e statusError) Error() string {
@@ -287,16 +323,27 @@ func (e statusError) Error() string {
 		s += hintText(e.hint)
 	case http.StatusUnauthorized, http.StatusForbidden:
 		s += "; scrape.bearerTokenFile and scrape.headers say how to ask"
+	case http.StatusBadRequest:
+		if e.plain {
+			s += hintText(secureHint)
+		}
 	}
 	return s
 }
 
-// emptyHint says what may be wrong where a page has no metric of its engine.
-func emptyHint(t *table, bytes int64) string {
-	if bytes == 0 {
+// What may be wrong where a page is not what it should be.
+const (
+	engineHint = "is it that engine? " + pool.LabelEngine + " says so"
+	secureHint = "does it want HTTPS? scrape.tls says so"
+)
+
+// jsonHint says what may be wrong where a page is JSON: TensorRT-LLM's is, at the
+// path where other engines have their metrics.
+func jsonHint(t *table) string {
+	if t.engine == pool.EngineTRTLLM {
 		return hintText(t.hint)
 	}
-	return hintText("is it that engine? "+pool.LabelEngine+" says so") + hintText(t.hint)
+	return hintText("TensorRT-LLM answers so: " + engineHint)
 }
 
 func hintText(hint string) string {

@@ -78,11 +78,11 @@ func TestFetchPage(t *testing.T) {
 			z := gzip.NewWriter(w)
 			_, _ = z.Write([]byte(goodPage + strings.Repeat("x", 1<<20)))
 			_ = z.Close()
-		}, ScrapeTooLarge, "the page is larger than maxBytes (1000 bytes), the rest was not read", true},
+		}, ScrapeTooLarge, "the page is larger than scrape.maxBytes (1000 bytes), the rest was not read", true},
 		{"bad gzip", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip")
 			_, _ = w.Write([]byte(goodPage))
-		}, ScrapeFormat, "gzip", true},
+		}, ScrapeFormat, "/metrics says that it is gzip, and is not", true},
 		{"redirect", pool.EngineVLLM, func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/metrics" {
 				http.Redirect(w, r, "/metrics/", http.StatusTemporaryRedirect)
@@ -92,28 +92,38 @@ func TestFetchPage(t *testing.T) {
 		}, ScrapeOK, "", true},
 		{"two redirects", pool.EngineVLLM, func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, r.URL.Path+"/", http.StatusTemporaryRedirect)
-		}, ScrapeRedirect, "redirected", true},
+		}, ScrapeRedirect, "/metrics redirects to a path that redirects to \"/metrics/\"; one redirect", true},
 		{"redirect elsewhere", pool.EngineVLLM, func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://127.0.0.2:1/metrics", http.StatusTemporaryRedirect)
-		}, ScrapeRedirect, "redirected", true},
+		}, ScrapeRedirect, "/metrics redirects to \"http://127.0.0.2:1/metrics\", which is another server", true},
 		{"not found", pool.EngineSGLang, http.NotFound, ScrapeStatus, "/metrics answers 404; start SGLang with --enable-metrics", true},
 		{"unavailable", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }, ScrapeStatus, "/metrics answers 503", true},
-		{"empty", pool.EngineVLLM, func(http.ResponseWriter, *http.Request) {}, ScrapeEmpty, "none of vllm's metrics (0 bytes)", true},
-		{"other metrics", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("a 1\n")) }, ScrapeEmpty, "(4 bytes)", true},
+		{"empty", pool.EngineVLLM, func(http.ResponseWriter, *http.Request) {}, ScrapeEmpty, "/metrics is an empty page", true},
+		{"other metrics", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("a 1\n")) }, ScrapeEmpty, "/metrics has none of vllm's metrics (4 bytes); is it that engine? model.aibrix.ai/engine", true},
 		{"JSON", pool.EngineTRTLLM, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(" []")) }, ScrapeFormat, "return_perf_metrics", true},
+		{"JSON of another engine", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("[]")) }, ScrapeFormat, "TensorRT-LLM answers so: is it that engine?", true},
+		{"plain HTTP where TLS is", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) }, ScrapeStatus, "/metrics answers 400; does it want HTTPS? scrape.tls", true},
+		{"another coding", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "br")
+			_, _ = w.Write([]byte(goodPage))
+		}, ScrapeFormat, `/metrics is packed with "br"`, true},
+		{"no coding, said", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "identity")
+			_, _ = w.Write([]byte(goodPage))
+		}, ScrapeOK, "", true},
 		{"too large", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write([]byte(goodPage + strings.Repeat("x", 2000)))
-		}, ScrapeTooLarge, "larger than maxBytes", true},
+		}, ScrapeTooLarge, "larger than scrape.maxBytes", true},
 		{"cut off", pool.EngineVLLM, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			_, _ = w.Write([]byte(goodPage))
-		}, ScrapeRead, "EOF", true},
-		{"hangs", pool.EngineVLLM, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, ScrapeTimeout, "no whole page within", false},
+		}, ScrapeRead, "/metrics broke off after 85 bytes: unexpected EOF", true},
+		{"hangs", pool.EngineVLLM, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, ScrapeTimeout, "no answer for /metrics within 100ms (scrape.timeout)", false},
 		{"hangs within", pool.EngineVLLM, func(w http.ResponseWriter, r *http.Request) {
 			_, _ = w.Write([]byte(goodPage))
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
-		}, ScrapeTimeout, "no whole page within", true},
+		}, ScrapeTimeout, "no whole page of /metrics within 100ms, only 85 bytes", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			addr := serve(t, c.handler)
@@ -136,8 +146,32 @@ func TestFetchPage(t *testing.T) {
 			}
 		})
 	}
-	if got := fetchOne(t, asking(t, Config{}), pool.EngineVLLM, refused(t), t.Context()); got.reason != ScrapeConnect || got.answered {
+	if got := fetchOne(t, asking(t, Config{}), pool.EngineVLLM, refused(t), t.Context()); got.reason != ScrapeConnect || got.answered || strings.Contains(got.err.Error(), "port") {
 		t.Errorf("refused: %v, %v", got.reason, got.err)
+	}
+	// The port of the metrics does not follow the other, which is what is wrong most often.
+	dead := refused(t)
+	l := newScraper(asking(t, Config{}), &endpoint{}, pool.Target{Addr: netip.AddrPortFrom(dead.Addr(), 1), MetricPort: dead.Port(), Engine: pool.EngineVLLM})
+	if got := l.scrape(t.Context()); got.reason != ScrapeConnect || !strings.Contains(got.err.Error(), "refused; model.aibrix.ai/metric-port says") {
+		t.Errorf("refused at another port: %v, %v", got.reason, got.err)
+	}
+}
+
+// TestPackedPagesOneAfterAnother: what unpacks them is used again.
+func TestPackedPagesOneAfterAnother(t *testing.T) {
+	pages := []string{goodPage, strings.ReplaceAll(goodPage, " 1\n", " 7\n"), goodPage}
+	p := newParser(testTables.of(pool.EngineVLLM))
+	for i, page := range pages {
+		body, err := p.unpacked(strings.NewReader(packed(page)), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := p.parse(body, 1<<20); err != nil || n != int64(len(page)) {
+			t.Errorf("page %d: %d bytes, %v", i, n, err)
+		}
+		if got, want := show(p.look(nil).metrics), show(parsePage(t, pool.EngineVLLM, page).metrics); got != want {
+			t.Errorf("page %d: %s, want %s", i, got, want)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package metricsync
 import (
 	"fmt"
 	"math"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -97,6 +98,28 @@ func TestHitRate(t *testing.T) {
 	}
 }
 
+// TestMeanIsNeverNegative: a sum that falls while its count rises is a counter
+// that went wrong, and no endpoint is the fastest by it.
+func TestMeanIsNeverNegative(t *testing.T) {
+	p := newParser(testTables.of(pool.EngineVLLM))
+	var h history
+	for i, page := range []string{
+		"vllm:time_to_first_token_seconds_sum 1e308\nvllm:time_to_first_token_seconds_count 2\n",
+		"vllm:time_to_first_token_seconds_sum 6\nvllm:time_to_first_token_seconds_count 3\n",
+		"vllm:time_to_first_token_seconds_sum 6\nvllm:time_to_first_token_seconds_count 1e-320\n",
+	} {
+		if _, err := p.parse(strings.NewReader(page), 1<<20); err != nil {
+			t.Fatal(err)
+		}
+		p.reading.reduce(&p.page, anyModel)
+		h.observe(&p.reading, true, time.Unix(int64(i), 0))
+		v, ok := p.columns(&h, adapters{}, time.Unix(int64(i), 0)).Get(pool.TimeToFirstToken)
+		if want := []float64{5e307, 2, 0}[i]; ok != (i < 2) || v != want {
+			t.Errorf("page %d: a mean of %v, %v, want %v", i, v, ok, want)
+		}
+	}
+}
+
 func TestPercentile(t *testing.T) {
 	inf := math.Inf(1)
 	for _, c := range []struct {
@@ -135,6 +158,16 @@ func TestModelsOfOnePage(t *testing.T) {
 		m := got.metrics.Models[i]
 		if have := m.Model + " " + show(&pool.Metrics{Values: m.Values}); have != want {
 			t.Errorf("got %s, want %s", have, want)
+		}
+	}
+	// The labels of the page before are known again, and are still those of a model.
+	p := newParser(testTables.of(pool.EngineVLLM))
+	for range 3 {
+		if _, err := p.parse(strings.NewReader(text), 1<<20); err != nil {
+			t.Fatal(err)
+		}
+		if again := p.look(nil); !reflect.DeepEqual(again.metrics, got.metrics) {
+			t.Errorf("%+v, want %+v", again.metrics, got.metrics)
 		}
 	}
 	if one := parsePage(t, pool.EngineVLLM, strings.ReplaceAll(text, "lora", "base")); one.metrics.Models != nil {

@@ -200,6 +200,12 @@ func TestHostilePages(t *testing.T) {
 			t.Errorf("%s: a mean of %v", c.name, v)
 		}
 	}
+	priorities := repeat(2*maxSeries, func(i int) string { return fmt.Sprintf("sglang:num_queue_reqs{priority=\"%d\"} 1\n", i) })
+	for _, text := range []string{priorities + "sglang:num_queue_reqs{priority=\"\"} 7\n", "sglang:num_queue_reqs{priority=\"\"} 7\n" + priorities} {
+		if got := parsePage(t, pool.EngineSGLang, text); show(got.metrics) != "- 7 -" {
+			t.Errorf("many priorities: %s", show(got.metrics))
+		}
+	}
 	names := repeat(10*maxAdapters, func(i int) string { return fmt.Sprintf("%x,", i) })
 	if n := len(splitAdapters(names)); n != maxAdapters {
 		t.Errorf("%d adapters", n)
@@ -225,7 +231,7 @@ func TestStalledTLS(t *testing.T) {
 	defer l.Close() // and accepts nothing: the kernel takes the connection
 	s := asking(t, Config{Timeout: 20 * time.Second, ConnectTimeout: 50 * time.Millisecond, Access: Access{TLS: true, SkipVerify: true}})
 	got := fetchOne(t, s, pool.EngineVLLM, netip.MustParseAddrPort(l.Addr().String()), t.Context())
-	if got.reason != ScrapeTimeout || got.answered {
+	if got.reason != ScrapeTimeout || got.answered || !strings.Contains(got.err.Error(), "within 50ms (scrape.connectTimeout)") {
 		t.Errorf("%v: %v", got.reason, got.err)
 	}
 }

@@ -68,13 +68,16 @@ func Inspect(engine pool.Engine, page io.Reader, limit int64) (*Report, error) {
 	page = io.MultiReader(strings.NewReader(string(head[:n])), page)
 	if head == [2]byte{0x1f, 0x8b} {
 		if page, err = gzip.NewReader(page); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("the page begins as gzip does, and is none: %w", err)
 		}
 	}
 	var read bytes.Buffer
 	size, err := p.parse(io.TeeReader(page, &read), limit)
-	if err != nil {
-		return nil, err
+	switch {
+	case errors.Is(err, errTooLarge):
+		return nil, fmt.Errorf("%w (%d bytes)", err, limit)
+	case err != nil:
+		return nil, fmt.Errorf("the page broke off after %d bytes: %w", size, err)
 	}
 	p.reading.reduce(&p.page, anyModel)
 	out := p.report(size, "")
@@ -113,6 +116,12 @@ func InspectURL(ctx context.Context, engine pool.Engine, address string, cfg Con
 	case u.Scheme != "http":
 		return nil, fmt.Errorf("%s is not a URL of http or https", address)
 	}
+	switch {
+	case u.Hostname() == "":
+		return nil, errors.New("the URL has no host")
+	case u.User != nil:
+		return nil, errors.New("the user and password of a URL are not sent: scrape.headers says what is")
+	}
 	s := New(Options{Holder: pool.NewHolder()}, cfg)
 	defer s.Stop()
 	t := s.tables.of(engine)
@@ -135,7 +144,7 @@ func InspectURL(ctx context.Context, engine pool.Engine, address string, cfg Con
 	f := fetch{
 		client: &client{dial: s.secured, address: host, secure: in.Access.TLS}, headers: headers,
 		table: t, parser: func() *parser { return newParser(t) },
-		connect: in.ConnectTimeout, limit: in.MaxBytes, idle: idleTimeout,
+		connect: in.ConnectTimeout, timeout: in.Timeout, limit: in.MaxBytes, idle: idleTimeout,
 	}
 	defer f.client.close()
 	var out scrape
@@ -162,8 +171,6 @@ func InspectURL(ctx context.Context, engine pool.Engine, address string, cfg Con
 		r := p.report(out.bytes, f.path)
 		r.Problem = out.err.Error()
 		return r, nil
-	case ScrapeTimeout:
-		return nil, fmt.Errorf("no whole page within %s", in.Timeout)
 	default:
 		return nil, out.err
 	}
@@ -178,7 +185,9 @@ func (p *parser) report(size int64, path string) *Report {
 	switch {
 	case out.Usable:
 	case p.json():
-		out.Problem = "the page is JSON and not metrics" + hintText(p.table.hint)
+		out.Problem = "the page is JSON and not metrics" + jsonHint(p.table)
+	case size == 0:
+		out.Problem = "the page is empty" + hintText(p.table.hint)
 	case r.empty():
 		out.Problem = fmt.Sprintf("the page has none of %s's metrics%s", p.table.engine, hintText(p.table.hint))
 	default:
@@ -216,9 +225,9 @@ func (r *reading) found(m metric) Found {
 	return f
 }
 
-// number returns nil for NaN.
+// number returns nil for what is no finite number.
 func number(v float64) *float64 {
-	if math.IsNaN(v) {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return nil
 	}
 	return &v

@@ -153,7 +153,7 @@ func (l *scraper) scrape(ctx context.Context) (out *scrape) {
 	}()
 	f := &l.fetch
 	f.client.use(cfg.Access.TLS)
-	f.connect, f.until, f.limit = cfg.ConnectTimeout, start.Add(cfg.Timeout), cfg.MaxBytes
+	f.connect, f.timeout, f.until, f.limit = cfg.ConnectTimeout, cfg.Timeout, start.Add(cfg.Timeout), cfg.MaxBytes
 	f.idle = cfg.Interval
 	var err error
 	if f.headers, err = l.s.headers(cfg); err != nil {
@@ -177,8 +177,10 @@ func (l *scraper) scrape(ctx context.Context) (out *scrape) {
 		l.history.observe(&p.reading, l.buckets, out.taken)
 		out.metrics = p.columns(&l.history, l.adapters, out.taken)
 		out.asleep, out.adapters = p.reading.asleep(), l.adapters
-	case ScrapeTimeout:
-		out.err = fmt.Errorf("no whole page within %s", cfg.Timeout)
+	case ScrapeConnect:
+		if l.target.MetricPort != l.target.Addr.Port() {
+			out.err = fmt.Errorf("%w; %s says on which port the metrics are", out.err, pool.LabelMetricPort)
+		}
 	}
 	if p != nil && out.bytes <= maxKept { // and not after a panic
 		l.s.parsers[l.target.Engine].Put(p)

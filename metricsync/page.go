@@ -14,8 +14,11 @@ const (
 	maxLine = 1 << 20
 )
 
-// errTooLarge is a page above the byte cap.
-var errTooLarge = errors.New("the page is larger than maxBytes")
+var (
+	// errTooLarge is a page above the byte cap.
+	errTooLarge   = errors.New("the page is larger than scrape.maxBytes")
+	byteOrderMark = []byte("\xef\xbb\xbf")
+)
 
 // parser reads pages of one engine, one after another, and keeps its memory in
 // between. It is not safe for concurrent use.
@@ -166,7 +169,10 @@ func (p *parser) line(b []byte) {
 		return
 	}
 	if !p.sniffed {
-		p.sniffed, p.firstByte = true, b[0]
+		b = bytes.TrimPrefix(b, byteOrderMark) // of a page that an editor saved
+		if p.sniffed = true; len(b) > 0 {
+			p.firstByte = b[0]
+		}
 	}
 	if !p.table.maybe(b) {
 		return

@@ -111,14 +111,21 @@ func TestParse(t *testing.T) {
 		{"ranks", pool.EngineVLLM, running + "{engine=\"0\"} 1\n" + running + "{engine=\"1\"} 2", "3 - -"},
 		{"spec name first", pool.EngineVLLM, "vllm:gpu_cache_usage_perc 0.9\n" + kv + " 0.1", "- - 0.1"},
 		{"alternate", pool.EngineVLLM, kv + " NaN\nvllm:gpu_cache_usage_perc 0.9", "- - 0.9"},
+		{"the larger of two values of one series", pool.EngineVLLM, running + "{engine=\"0\"} 4\n" + running + "{engine=\"0\"} 3", "4 - -"},
+		{"beyond a float", pool.EngineVLLM, running + "{engine=\"0\"} 1e308\n" + running + "{engine=\"1\"} 1e308\n" + kv + " 1e308", "- - 1e+308"},
+		{"beyond a float, and an alternate", pool.EngineVLLM, kv + "{engine=\"0\"} 1e308\n" + kv + "{engine=\"1\"} 1e308\nvllm:gpu_cache_usage_perc 0.5", "- - 0.5"},
+		{"byte order mark", pool.EngineVLLM, "\xef\xbb\xbf" + running + " 3\n", "3 - -"},
+		{"byte order mark alone", pool.EngineVLLM, "\xef\xbb\xbf\n" + running + " 3\n", "3 - -"},
 		{"longer name", pool.EngineVLLM, waiting + "_by_reason 9", "- - -"},
 		{"shorter name", pool.EngineVLLM, "vllm:num_requests 9", "- - -"},
 		{"name after its longer form", pool.EngineVLLM, waiting + "_by_reason 9\n" + waiting + " 1", "- 1 -"},
+		{"name after its shorter form", pool.EngineVLLM, "vllm:num_requests 9\n" + waiting + " 1\n", "- 1 -"},
 		{"bad lines between", pool.EngineVLLM, running + "{ 1\n" + running + "{a=b} 1\n" + running + "{a=\"b\" 1\n" + running + "\n" +
 			running + " x\n" + running + " 1 x\n" + running + " 1 2 3\n" + running + "{,} 1\n" + running + "{a=\"b\"c=\"d\"} 1\n" + running + " 0x1p4\n" + running + " 1_0\n" + running + " 3\n", "3 - -"},
 		{"duplicate TYPE", pool.EngineVLLM, "# TYPE " + running + " gauge\n# TYPE " + running + " gauge\n" + running + " 3", "3 - -"},
 		{"other engine's", pool.EngineSGLang, running + " 3", "- - -"},
 		{"tensor ranks count once", pool.EngineSGLang, "sglang:num_running_reqs{tp_rank=\"0\"} 4\nsglang:num_running_reqs{tp_rank=\"1\"} 5", "5 - -"},
+		{"tensor ranks, their labels in any order", pool.EngineSGLang, "sglang:num_running_reqs{dp_rank=\"1\",a=\"b\",tp_rank=\"0\"} 4\nsglang:num_running_reqs{a=\"b\",tp_rank=\"1\",dp_rank=\"1\"} 5", "5 - -"},
 		{"data ranks sum", pool.EngineSGLang, "sglang:num_running_reqs{dp_rank=\"0\",tp_rank=\"0\"} 4\nsglang:num_running_reqs{dp_rank=\"1\",tp_rank=\"1\"} 5\n" +
 			"sglang:num_running_reqs{dp_rank=\"1\",tp_rank=\"2\"} 3", "9 - -"},
 		{"mean of data ranks", pool.EngineSGLang, "sglang:token_usage{dp_rank=\"0\"} 0.25\nsglang:token_usage{dp_rank=\"1\"} 0.75", "- - 0.5"},
@@ -155,6 +162,26 @@ func TestParserForgets(t *testing.T) {
 	}
 	if d := vllm.reading.of(timeToFirstToken); d == nil || !slices.Equal(d.bounds, []float64{2}) || !slices.Equal(d.counts, []float64{4}) {
 		t.Errorf("got %+v", d)
+	}
+	vllm = newParser(testTables.of(pool.EngineVLLM))
+	feed(vllm, "vllm:time_to_first_token_seconds_bucket{le=\"1\"} 1\nvllm:time_to_first_token_seconds_bucket{le=\"2\"} 2\n")
+	feed(vllm, "vllm:time_to_first_token_seconds_bucket{le=\"2\"} 2\n")
+	if d := vllm.reading.of(timeToFirstToken); d == nil || !slices.Equal(d.bounds, []float64{2}) || !slices.Equal(d.counts, []float64{2}) {
+		t.Errorf("got %+v", d)
+	}
+	feed(vllm, "vllm:num_requests 1\n")
+	if got := feed(vllm, "vllm:num_requests_waiting 2\n"); show(got.metrics) != "- 2 -" {
+		t.Errorf("a longer name in the place of a shorter one: got %s", show(got.metrics))
+	}
+	feed(vllm, "vllm:num_requests_waiting{engine=\"0\"} 1\nvllm:num_requests_waiting{engine=\"1\"} 2\n")
+	if got := feed(vllm, strings.Repeat("vllm:num_requests_waiting{engine=\"0\"} 4\n", 2)); show(got.metrics) != "- 4 -" {
+		t.Errorf("one series in the places of two: got %s", show(got.metrics))
+	}
+	const bucket = "vllm:time_to_first_token_seconds_bucket"
+	feed(vllm, bucket+"{le=\"1\",model_name=\"a\"} 1\n"+bucket+"{le=\"2\",model_name=\"a\"} 1\n")
+	feed(vllm, bucket+"{le=\"1\",model_name=\"a\"} 1\n"+bucket+"{le=\"2\",model_name=\"b\"} 5\n"+bucket+"{le=\"2\",model_name=\"a\"} 3\n")
+	if d := vllm.reading.of(timeToFirstToken); d == nil || !slices.Equal(d.counts, []float64{1, 8}) {
+		t.Errorf("buckets of two models: got %+v", d)
 	}
 	feed(sglang, "sglang:num_running_reqs{dp_rank=\"0\"} 3")
 	if got := feed(sglang, "sglang:num_running_reqs{dp_rank=\"0\"} 1"); show(got.metrics) != "1 - -" {

@@ -83,8 +83,8 @@ func (r *reading) take(p *page, row *row, family, model int) state {
 		}
 	}
 	v, st := r.aggregate(samples, row.rule, part, model)
-	if st == present && v < 0 {
-		st = notNumber // switched off, or nonsense: nothing that is counted is below 0
+	if st == present && (v < 0 || math.IsInf(v, 0)) {
+		st = notNumber // switched off, or nonsense: nothing that is counted is below 0, or adds up to infinity
 	}
 	if st == present {
 		r.values[row.metric] = v

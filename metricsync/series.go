@@ -147,6 +147,11 @@ func (p *page) seriesOf(family int, id identity) int {
 	}
 	if len(f.series) == maxSeries {
 		f.last = maxSeries - 1
+		if part := slices.IndexFunc(f.series, func(s series) bool { return s.breakdown }); part >= 0 && !id.breakdown {
+			// The parts of a total may be many, as clients choose SGLang's priorities.
+			f.last = part
+			f.series[part] = series{identity: id, counts: f.series[part].counts[:0]}
+		}
 		return f.last
 	}
 	f.last = len(f.series)

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shuntproxy/shunt/internal/config"
 	"github.com/shuntproxy/shunt/internal/pool"
 	"github.com/shuntproxy/shunt/metricsync"
 )
@@ -41,10 +44,14 @@ func metricsCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("--engine: %w", err)
 			}
+			if err := checkMetricsFlags(cmd, args[0], &cfg); err != nil {
+				return err
+			}
 			report, age, err := inspect(cmd, e, args[0], cfg)
 			if err != nil {
-				return fmt.Errorf("%s: %w", args[0], err)
+				return fmt.Errorf("%s: %s", args[0], asFlags.Replace(err.Error()))
 			}
+			report.Problem = asFlags.Replace(report.Problem)
 			if output == "json" {
 				err = printJSON(cmd.OutOrStdout(), report)
 			} else {
@@ -73,9 +80,47 @@ func metricsCommand() *cobra.Command {
 	return cmd
 }
 
+// asFlags names the flags of this command where a problem names the settings of a
+// configuration.
+var asFlags = strings.NewReplacer(
+	"scrape.bearerTokenFile", "--token-file", "scrape.headers", "--header", "scrape.maxBytes", "--max-bytes",
+	"scrape.tls.caFile", "--ca", "scrape.tls", "https://", "scrape.connectTimeout", "--timeout", "scrape.timeout", "--timeout",
+	pool.LabelEngine, "--engine", pool.LabelMetricPort, "the URL's",
+)
+
+// isURL reports whether source is one, and of which scheme, in lower case.
+func isURL(source string) (scheme string, ok bool) {
+	scheme, _, ok = strings.Cut(strings.ToLower(source), "://")
+	return scheme, ok && (scheme == "http" || scheme == "https")
+}
+
+// checkMetricsFlags refuses what would have no effect, or not that which is
+// meant.
+func checkMetricsFlags(cmd *cobra.Command, source string, cfg *metricsync.Config) error {
+	if cfg.Timeout <= 0 {
+		return fmt.Errorf("--timeout: %s is not above 0", cfg.Timeout)
+	}
+	if cfg.MaxBytes <= 0 {
+		return fmt.Errorf("--max-bytes: %d is not above 0", cfg.MaxBytes)
+	}
+	for _, name := range slices.Sorted(maps.Keys(cfg.Access.Headers)) {
+		if err := config.CheckHeader(name, cfg.Access.Headers[name]); err != nil {
+			return fmt.Errorf("--header %q: %s", name, asFlags.Replace(err.Error()))
+		}
+	}
+	if scheme, _ := isURL(source); scheme != "https" {
+		for _, flag := range []string{"ca", "server-name", "insecure-skip-verify"} {
+			if cmd.Flags().Changed(flag) {
+				return fmt.Errorf("--%s has no effect on %s: it is for a URL of https", flag, source)
+			}
+		}
+	}
+	return nil
+}
+
 // inspect reads the page, and says how old it is.
 func inspect(cmd *cobra.Command, engine pool.Engine, source string, cfg metricsync.Config) (*metricsync.Report, time.Duration, error) {
-	if strings.HasPrefix(source, "http://") || strings.HasPrefix(source, "https://") {
+	if _, ok := isURL(source); ok {
 		start := time.Now()
 		report, err := metricsync.InspectURL(cmd.Context(), engine, source, cfg)
 		return report, time.Since(start), err

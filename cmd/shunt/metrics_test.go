@@ -1,6 +1,7 @@
 package main
 
 import (
+	"compress/gzip"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -19,6 +20,14 @@ vllm:time_to_first_token_seconds_count 2
 vllm:time_to_first_token_seconds_sum 3
 vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters=""} 1
 `
+
+func packed(text string) string {
+	var b strings.Builder
+	z := gzip.NewWriter(&b)
+	_, _ = z.Write([]byte(text))
+	_ = z.Close()
+	return b.String()
+}
 
 func TestMetrics(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -55,7 +64,7 @@ func TestMetrics(t *testing.T) {
 		{"a header", "", []string{"--header", "X-Key=k", "--max-bytes", "9223372036854775807", srv.URL + "/secret"}, 0, "num_requests_running", ""},
 		{"file", "", []string{file}, 0, "[a b]", ""},
 		{"stdin", vllmPage, []string{"-"}, 0, "kv_cache_usage_perc", ""},
-		{"empty", "", []string{"-"}, 2, "", "none of vllm's metrics"},
+		{"empty", "", []string{"-"}, 2, "", "the page is empty"},
 		{"another engine's", vllmPage, []string{"--engine", "sglang", "-"}, 2, "", "none of sglang's metrics; start SGLang with --enable-metrics; it has vllm's: is the engine right?"},
 		{"another engine's, at a URL", "", []string{"--engine", "sglang", srv.URL}, 2, "", "it has vllm's"},
 		{"404 at both paths", "", []string{"--engine", "xllm", bare.URL}, 1, "", "/metrics and /brpc_metrics answer 404"},
@@ -65,7 +74,22 @@ func TestMetrics(t *testing.T) {
 		{"nobody", "", []string{"http://127.0.0.1:1"}, 1, "", "refused"},
 		{"no scheme", "", []string{"127.0.0.1:1"}, 1, "", "a URL begins with http://"},
 		{"no file", "", []string{file + "x"}, 1, "", "no such file"},
-		{"too large", vllmPage, []string{"--max-bytes", "10", "-"}, 1, "", "larger than maxBytes"},
+		{"too large", vllmPage, []string{"--max-bytes", "10", "-"}, 1, "", "larger than --max-bytes (10 bytes)"},
+		{"no time", "", []string{"--timeout", "0", srv.URL}, 1, "", "--timeout: 0s is not above 0"},
+		{"no bytes", "", []string{"--max-bytes", "-1", "-"}, 1, "", "--max-bytes: -1 is not above 0"},
+		{"a header that is two", "", []string{"--header", "X=a\r\nY: b", srv.URL}, 1, "", "holds a control character"},
+		{"a header of ours", "", []string{"--header", "Authorization=x", srv.URL}, 1, "", "--token-file sets authorization"},
+		{"an authority for no TLS", "", []string{"--ca", "x", srv.URL}, 1, "", "--ca has no effect"},
+		{"a scheme in capitals", "", []string{"HTTP" + strings.TrimPrefix(srv.URL, "http")}, 0, "num_requests_running", ""},
+		{"no host", "", []string{"http:///metrics"}, 1, "", "the URL has no host"},
+		{"a password", "", []string{"http://a:b@127.0.0.1:1"}, 1, "", "are not sent: --header says"},
+		{"gzip", packed(vllmPage), []string{"-"}, 0, "[a b]", ""},
+		{"gzip that is cut off", packed(vllmPage)[:60], []string{"-"}, 1, "", "the page broke off after"},
+		{"gzip that is none", "\x1f\x8b, or not", []string{"-"}, 1, "", "begins as gzip does, and is none"},
+		{"saved by an editor", "\xef\xbb\xbf" + vllmPage, []string{"-"}, 0, "num_requests_running         7", ""},
+		{"JSON for vLLM", "[]", []string{"-"}, 2, "", "TensorRT-LLM answers so: is it that engine? --engine says so"},
+		{"more than a number holds", "vllm:num_requests_running{a=\"1\"} 1e308\nvllm:num_requests_running{a=\"2\"} 1e308\nvllm:num_requests_waiting 1\n",
+			[]string{"--output", "json", "-"}, 0, `"num_requests_running":"vllm:num_requests_running is there without a number`, ""},
 		{"unknown engine", "", []string{"--engine", "ollama", "-"}, 1, "", "valid: vllm, sglang, trtllm, xllm"},
 		{"unknown format", "", []string{"--output", "xml", "-"}, 1, "", "valid: text, json"},
 	} {

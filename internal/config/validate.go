@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -203,26 +204,28 @@ func (c *checker) scrape(s Scrape) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
-		c.header(fieldPath("scrape.headers", name), name, s.Headers[name])
+		if err := CheckHeader(name, s.Headers[name]); err != nil {
+			c.fail(fieldPath("scrape.headers", name), "%v", err)
+		}
 	}
 }
 
 var headerNameRule = regexp.MustCompile("^[-!#$%&'*+.^_`|~0-9A-Za-z]+$")
 
-// header checks one that goes along with requests to engines. What the request
-// itself needs is not for config to say.
-func (c *checker) header(path, name, value string) {
+// CheckHeader checks one that goes along with requests to engines. What the
+// request itself needs is not for config to say.
+func CheckHeader(name, value string) error {
 	switch strings.ToLower(name) {
 	case "host", "accept", "accept-encoding", "connection", "content-length", "transfer-encoding", "user-agent", "authorization":
-		c.fail(path, "can't be set: shunt's own requests need it as it is; scrape.bearerTokenFile sets authorization")
-		return
+		return errors.New("can't be set: shunt's own requests need it as it is; scrape.bearerTokenFile sets authorization")
 	}
 	if !headerNameRule.MatchString(name) {
-		c.fail(path, "is not a header name")
+		return errors.New("is not a header name")
 	}
 	if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
-		c.fail(path, "holds a control character")
+		return errors.New("holds a control character")
 	}
+	return nil
 }
 
 func (c *checker) limits(l Limits) {
