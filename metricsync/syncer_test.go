@@ -1,6 +1,7 @@
 package metricsync
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -372,6 +373,39 @@ func TestAdaptersFollowTheNewestInfo(t *testing.T) {
 		w.pass(time.Minute)
 		if w.holder.Load().Known("x") {
 			t.Error("x is remembered for too long")
+		}
+	})
+}
+
+// TestModelsThatGoAreRememberedInBounds: an engine that has other adapters in
+// each page costs no more than maxGone names.
+func TestModelsThatGoAreRememberedInBounds(t *testing.T) {
+	bubble(t, 1, Config{ModelMemory: time.Hour, Interval: 100 * time.Millisecond}, func(w *world) {
+		w.begin(labelled("m"))
+		w.said("1 endpoints", "is ready")
+		e := w.engines[addrOf(1)]
+		for round := range 3 * maxGone / maxAdapters {
+			names := make([]string, maxAdapters)
+			for i := range names {
+				names[i] = fmt.Sprintf("%d-%d", round, i)
+			}
+			e.set(func() {
+				e.page = goodPage + "vllm:lora_requests_info{running_lora_adapters=\"" + strings.Join(names, ",") + "\"} 1\n"
+			})
+			w.pass(150 * time.Millisecond)
+		}
+		w.said("10000 models were served within the last 1h0m0s and are no more")
+		s := w.holder.Load()
+		if !s.Known("0-0") || s.ForModel("m") == nil {
+			t.Error("what went first is not remembered")
+		}
+		if n := len(w.syncer.gone); n != maxGone {
+			t.Errorf("%d are remembered", n)
+		}
+		e.set(func() { e.page = goodPage })
+		w.pass(time.Hour + time.Second)
+		if n := len(w.syncer.gone); n != 0 || w.syncer.goneFull {
+			t.Errorf("%d are remembered after an hour", n)
 		}
 	})
 }

@@ -15,6 +15,9 @@ const (
 	// retireKeep is how long a removed endpoint's Live waits for the same
 	// incarnation to return; as long as requests are in flight, it waits on.
 	retireKeep = time.Minute
+	// maxGone models that nobody serves any more are remembered: an engine may
+	// report other adapters in each page.
+	maxGone = 10_000
 	// failuresLogged failed scrapes in a row are a change of state.
 	failuresLogged = 2
 )
@@ -27,6 +30,7 @@ type writerState struct {
 	retired  map[netip.AddrPort]retired
 	slots    pool.Slots           // of all Lives above
 	gone     map[string]time.Time // models no longer served, and since when
+	goneFull bool                 // as logged
 	complete bool
 	fresh    bool
 
@@ -258,10 +262,18 @@ func (s *Syncer) forget(before, after []string, now time.Time) {
 		return
 	}
 	for _, m := range before {
-		if m != "" && !slices.Contains(after, m) {
-			s.gone[m] = now
-			s.dueBy(now.Add(memory))
+		if m == "" || slices.Contains(after, m) {
+			continue
 		}
+		if _, again := s.gone[m]; !again && len(s.gone) >= maxGone {
+			if !s.goneFull {
+				s.goneFull = true
+				s.logf(levelWarn, "%d models were served within the last %s and are no more: others that go are not remembered, and requests for them are refused as for a model that never was", maxGone, memory)
+			}
+			continue
+		}
+		s.gone[m] = now
+		s.dueBy(now.Add(memory))
 	}
 }
 
@@ -441,6 +453,7 @@ func (s *Syncer) tidy(now time.Time) {
 			s.dirty = true
 		}
 	}
+	s.goneFull = s.goneFull && len(s.gone) >= maxGone
 	for addr, r := range s.retired {
 		switch end := r.at.Add(retireKeep); {
 		case now.Before(end):
