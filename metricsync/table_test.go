@@ -105,7 +105,9 @@ What shunt reads of an engine's metrics page. Policies know a metric by its abst
 engine. In each cell the first name is the one in AIBrix's table, in bold; behind it are the names that versions of the engine
 really export. They are tried in that order, and the first that has a value counts.
 
-` + "`shunt metrics --engine vllm http://10.0.0.1:8000`" + ` prints what is read of one engine, what is missing, and why.
+` + "`shunt metrics --engine vllm http://10.0.0.1:8000`" + ` prints what is read of one engine, what is missing, and why; with
+` + "`--output json`" + ` as one object. It ends with 0 if the page tells the engine's load (` + "`num_requests_running`, `num_requests_waiting`" + ` or
+` + "`kv_cache_usage_perc`" + `), with 2 if it does not, and with 1 if there is no page to read. The page may be a URL, a file, or - for stdin.
 
 ## Where
 
@@ -125,8 +127,8 @@ const metricsTail = `
   counts. Those with a ` + "`priority`" + ` are parts of the one whose priority is empty, and count where that is not there.
 - Where a page has several models, requests for one of them read its own series; a metric that has none is the pod's. A series
   without a model, and one of the model ` + "`undefined`" + `, is the pod's.
-- A series that is there twice counts once. A value below 0 is none: switched off, or nonsense. Absent, not a number, stale and zero are four
-  different things: only zero is a value.
+- A series that is there twice counts once, with the larger value. A value below 0 is none: switched off, or nonsense; so is what is infinite,
+  or adds up to that. Absent, not a number, stale and zero are four different things: only zero is a value.
 
 ## Derived
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -136,7 +137,7 @@ func inspect(cmd *cobra.Command, engine pool.Engine, source string, cfg metricsy
 		}
 		defer file.Close()
 		if info, err := file.Stat(); err == nil {
-			age = time.Since(info.ModTime())
+			age = max(time.Since(info.ModTime()), 0)
 		}
 		page = file
 	}
@@ -215,7 +216,13 @@ func valueText(m *metricsync.Found) string {
 	case h != nil:
 		return fmt.Sprintf("mean %s of %s, p50 %s, p99 %s", text(h.Mean), text(h.Count), text(h.P50), text(h.P99))
 	case m.Names != nil:
-		return "[" + strings.Join(m.Names, " ") + "]"
+		names := slices.Clone(m.Names)
+		for i, name := range names {
+			if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsGraphic(r) || r == ' ' }) {
+				names[i] = strconv.Quote(name) // nor may a page steer the terminal
+			}
+		}
+		return "[" + strings.Join(names, " ") + "]"
 	default:
 		return strconv.FormatFloat(*m.Value, 'g', -1, 64)
 	}

@@ -87,6 +87,7 @@ func TestMetrics(t *testing.T) {
 		{"gzip that is cut off", packed(vllmPage)[:60], []string{"-"}, 1, "", "the page broke off after"},
 		{"gzip that is none", "\x1f\x8b, or not", []string{"-"}, 1, "", "begins as gzip does, and is none"},
 		{"saved by an editor", "\xef\xbb\xbf" + vllmPage, []string{"-"}, 0, "num_requests_running         7", ""},
+		{"names that steer a terminal", strings.ReplaceAll(vllmPage, "a,b", "a,\x1b[2J,c d"), []string{"-"}, 0, `[a "\x1b[2J" "c d"]`, ""},
 		{"JSON for vLLM", "[]", []string{"-"}, 2, "", "TensorRT-LLM answers so: is it that engine? --engine says so"},
 		{"more than a number holds", "vllm:num_requests_running{a=\"1\"} 1e308\nvllm:num_requests_running{a=\"2\"} 1e308\nvllm:num_requests_waiting 1\n",
 			[]string{"--output", "json", "-"}, 0, `"num_requests_running":"vllm:num_requests_running is there without a number`, ""},
