@@ -189,6 +189,8 @@ func runPackage(pkg string, args []string, results map[string]string) error {
 		switch event.Action {
 		case "pass", "fail", "skip":
 			results[pkg+" "+event.Test] = event.Action
+		case "build-output": // of a package that does not compile
+			fmt.Fprint(os.Stderr, event.Output)
 		case "output":
 			if strings.Contains(event.Output, "_test.go:") || event.Test == "" {
 				fmt.Fprint(os.Stderr, event.Output)

@@ -151,7 +151,8 @@ func (s *stream) Post() {
 	go func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		defer s.cancelled()
+		defer s.cancelled() // also of the reply that resumeFailed makes
+		defer s.resumeFailed()
 		if s.phase != phaseWait {
 			return
 		}
@@ -165,19 +166,31 @@ func (s *stream) Post() {
 	}()
 }
 
-// cancelled takes the panics by which the SDK says that the stream has been
-// destroyed meanwhile for what they are: OnDestroy follows or came.
+// resumeFailed answers a request whose grant met a fault of the door: nobody
+// else would, and it would wait for ever.
+func (s *stream) resumeFailed() {
+	if cause := recover(); cause != nil && !gone(cause) {
+		s.fail("resume", cause)
+	}
+}
+
+// cancelled contains a panic where nothing can be answered any more.
 func (s *stream) cancelled() {
-	cause := recover()
-	if cause == nil {
-		return
+	if cause := recover(); cause != nil && !gone(cause) {
+		logFault("the end", cause)
 	}
-	switch text := fmt.Sprint(cause); {
-	case strings.Contains(text, "has been destroyed"), strings.Contains(text, "has been finished"),
-		strings.Contains(text, "not proccessing Go"):
-	default:
-		writeLog(slog.LevelError, fmt.Sprintf("internal error of the door in resume: %v\n%s", cause, debug.Stack()))
-	}
+}
+
+// gone reports whether a panic is one by which the SDK says that the stream has
+// been destroyed meanwhile: OnDestroy follows or came.
+func gone(cause any) bool {
+	text := fmt.Sprint(cause)
+	return strings.Contains(text, "has been destroyed") || strings.Contains(text, "has been finished") ||
+		strings.Contains(text, "not proccessing Go")
+}
+
+func logFault(where string, cause any) {
+	writeLog(slog.LevelError, fmt.Sprintf("internal error of the door in %s: %v\n%s", where, cause, debug.Stack()))
 }
 
 // apply does what the verdict says and returns the status for it; needBody is
@@ -361,14 +374,17 @@ func (s *stream) OnLogDownstreamPeriodic(api.RequestHeaderMap, api.RequestTraile
 // contain is the last resort: package filter contains its own panics, so what
 // comes here is a fault of the door, and is answered like one of ours.
 func (s *stream) contain(where string, status *api.StatusType) {
-	cause := recover()
-	if cause == nil {
-		return
+	if cause := recover(); cause != nil {
+		*status = s.fail(where, cause)
 	}
-	writeLog(slog.LevelError, fmt.Sprintf("internal error of the door in %s: %v\n%s", where, cause, debug.Stack()))
+}
+
+// fail answers for a fault, where that is still possible, and returns the status
+// of the callback that met it.
+func (s *stream) fail(where string, cause any) api.StatusType {
+	logFault(where, cause)
 	if s.phase >= phasePass {
-		*status = api.Continue
-		return
+		return api.Continue
 	}
 	s.verdict.Reset()
 	s.verdict.Reply = filter.LocalReply{
@@ -377,7 +393,7 @@ func (s *stream) contain(where string, status *api.StatusType) {
 	}
 	s.phase, s.headers = phaseReplied, nil
 	s.reply()
-	*status = api.LocalReply
+	return api.LocalReply
 }
 
 // readHead copies a map once: the SDK keeps the copy, later lookups are free.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -298,4 +299,25 @@ func FuzzParse(f *testing.F) {
 			t.Fatal("an error says nothing")
 		}
 	})
+}
+
+// TestProblemsAreShort: a value of any length is not logged whole.
+func TestProblemsAreShort(t *testing.T) {
+	for _, text := range []string{
+		"scrape: {interval: " + strings.Repeat("9", 1<<20) + "}",
+		strings.Repeat("é", 1<<20) + ": 1",
+		"policy: [{policy: " + strings.Repeat("x", 1<<20) + "}]",
+		"pools: {default: {static: [{address: " + strings.Repeat("a", 1<<20) + "}]}}",
+	} {
+		_, err := Parse([]byte(text))
+		var problems Problems
+		if !errors.As(err, &problems) {
+			t.Fatalf("%v", err)
+		}
+		for _, p := range problems {
+			if s := p.String(); len(s) > 3*maxText || !utf8.ValidString(s) {
+				t.Errorf("%d bytes: %.100s", len(s), s)
+			}
+		}
+	}
 }

@@ -16,10 +16,21 @@ type Problem struct {
 	Message string
 }
 
-// String is "path (line N): message".
+// maxText is how many bytes of a path and of a message are shown: both quote the
+// document, in which a value may be of any length.
+const maxText = 1000
+
+func shorten(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxText/2], "") + "…" + strings.ToValidUTF8(text[len(text)-maxText/2:], "")
+}
+
+// String is "path (line N): message", with the middle of what is long left out.
 func (p Problem) String() string {
 	var b strings.Builder
-	b.WriteString(p.Path)
+	b.WriteString(shorten(p.Path))
 	if p.Line > 0 {
 		if p.Path != "" {
 			b.WriteByte(' ')
@@ -29,7 +40,7 @@ func (p Problem) String() string {
 	if b.Len() > 0 {
 		b.WriteString(": ")
 	}
-	b.WriteString(p.Message)
+	b.WriteString(shorten(p.Message))
 	return b.String()
 }
 
