@@ -36,6 +36,7 @@ type metrics struct {
 	tokens      *prometheus.CounterVec // pool, model, target_model, kind, source
 	fallbacks   *prometheus.CounterVec // pool, policy
 	guarded     *prometheus.CounterVec // pool, guard
+	slo         *prometheus.CounterVec // pool, outcome
 	drops       *prometheus.CounterVec // pool, reason
 	refusals    *prometheus.CounterVec // pool, code
 	faults      *prometheus.CounterVec // pool, kind
@@ -107,6 +108,9 @@ func newMetrics(version string) *metrics {
 	m.failed = counter("failed_answers_total", "Answers of engines with a success status and an error inside.", "pool")
 	m.fallbacks = counter("fallbacks_total", "Picks not made by the policy's rule: at random because it could score no candidate, or the emptiest because the request fits on none.", "pool", "policy")
 	m.guarded = counter("guarded_picks_total", "Picks from which a guard took candidates out.", "pool", "guard")
+	m.slo = counter("slo_admissions_total",
+		"Requests with a latency goal, with slo.admission, by what it did: kept (no candidate is predicted to miss it), narrowed (some are, and are left out), missed (all are) or refused (all are, and the priority is below 0).",
+		"pool", "outcome")
 	m.drops = counter("drops_total", "Requests dropped, by drop reason.", "pool", "reason")
 	m.unknownObjectives = counter("unknown_objectives_total",
 		"Requests that named an objective which the configuration does not have; they have priority 0.").WithLabelValues()
@@ -132,6 +136,7 @@ type poolCounters struct {
 	picks       [numPolicies]prometheus.Counter
 	fallbacks   [numPolicies]prometheus.Counter
 	guarded     [scorer.NumGuards]prometheus.Counter
+	slo         [scorer.NumSLOOutcomes]prometheus.Counter // but SLONone
 	drops       [numDropReasons]prometheus.Counter
 	faults      [2]prometheus.Counter
 	moved       prometheus.Counter
@@ -191,6 +196,9 @@ func (m *metrics) forPool(name string) *poolCounters {
 	}
 	for g := range scorer.NumGuards {
 		c.guarded[g] = m.guarded.WithLabelValues(name, g.String())
+	}
+	for o := scorer.SLOKept; o < scorer.NumSLOOutcomes; o++ {
+		c.slo[o] = m.slo.WithLabelValues(name, o.String())
 	}
 	for d := DropSaturated; d < numDropReasons; d++ {
 		c.drops[d] = m.drops.WithLabelValues(name, d.String())

@@ -24,6 +24,9 @@ func (r *Request) pick(snap *pool.Snapshot, index []int32, now time.Time, admit 
 	if admit != nil {
 		in.Admit = admit
 	}
+	if r.identity.more != nil || r.wait.objective != nil { // else it has no goals
+		in.Request.Goals, in.Admission = r.goals(), r.admission()
+	}
 	c := r.policy.PickAndReserve(&in)
 	r.pool.fallbacks.note(r.pool, r.policy, r.model, c.Fallback, now, r.gen.runtime.log)
 	for g := scorer.Guard(0); c.Guarded>>g != 0; g++ {

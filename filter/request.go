@@ -347,9 +347,17 @@ func (r *Request) Resume(v *Verdict) {
 	r.releaseRoom(v)
 }
 
-// send routes the request to the endpoint of a choice, which is reserved.
+// send routes the request to the endpoint of a choice, which is reserved, or
+// refuses it where its goals allowed none.
 func (r *Request) send(snap *pool.Snapshot, choice scorer.Choice, now time.Time, v *Verdict) {
 	r.explainPick()
+	if choice.SLO != scorer.SLONone {
+		r.pool.counters.slo[choice.SLO].Inc()
+		if choice.SLO == scorer.SLORefused {
+			r.missesGoals(v)
+			return
+		}
+	}
 	e := &snap.Endpoints[choice.Index]
 	r.held = choice.Reservation
 	r.word.Store(stateRouted)

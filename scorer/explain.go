@@ -10,7 +10,8 @@ type Explanation struct {
 	Model       string    `json:"model"`
 	TargetModel string    `json:"target_model"`
 	Policy      string    `json:"policy"`
-	Winner      string    `json:"winner"`
+	// Winner is "" where the request was refused.
+	Winner string `json:"winner"`
 	// Fallback is "" or what the policy did in place of its rule.
 	Fallback   string      `json:"fallback"`
 	Candidates []Candidate `json:"candidates"`
@@ -26,7 +27,8 @@ type Candidate struct {
 	// counts with its mean. Null where the policy could not score it, or a guard
 	// took it out.
 	Total *float64 `json:"total"`
-	// Skipped says why it could not win: the name of a guard, or "not scored".
+	// Skipped says why it could not win: the name of a guard, "not scored", or "slo:"
+	// and the goals that it was predicted to miss.
 	Skipped string `json:"skipped"`
 }
 
@@ -57,13 +59,13 @@ func (w *pick) noteScores(pt *part) {
 	w.notes = append(w.notes, one)
 }
 
-// explain fills in what the pick that chose c saw.
-func (w *pick) explain(c Choice, out *Explanation) {
+// explainCandidates fills in what was considered, and returns where in it those
+// are that the guards left.
+func (w *pick) explainCandidates(out *Explanation) (at []int) {
 	s := w.in.Snapshot
-	out.Time, out.Policy, out.Fallback = w.in.Now, w.policy.text, c.Fallback.String()
-	out.Winner = s.Endpoints[c.Index].Key
+	out.Time, out.Policy = w.in.Now, w.policy.text
 	out.Candidates = make([]Candidate, len(w.in.Candidates))
-	at := make([]int, len(w.cand)) // positions in out.Candidates
+	at = make([]int, len(w.cand))
 	from := 0
 	for k, i := range w.in.Candidates {
 		one := &out.Candidates[k]
@@ -73,6 +75,13 @@ func (w *pick) explain(c Choice, out *Explanation) {
 			from++
 		}
 	}
+	return at
+}
+
+// explain fills in what the pick that chose c saw.
+func (w *pick) explain(c Choice, out *Explanation) {
+	at := w.explainCandidates(out)
+	out.Winner, out.Fallback = w.in.Snapshot.Endpoints[c.Index].Key, c.Fallback.String()
 	totals := make([]float64, len(w.cand))
 	scored := make([]bool, len(w.cand))
 	for _, n := range w.notes {

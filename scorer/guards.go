@@ -30,6 +30,7 @@ const (
 	GuardPushback
 	GuardSlowStart
 	GuardWarmUp
+	GuardSLO // Input.Admission
 	// NumGuards is how many there are.
 	NumGuards
 )
@@ -47,6 +48,8 @@ func (g Guard) String() string {
 		return "slow-start"
 	case GuardWarmUp:
 		return "warm-up"
+	case GuardSLO:
+		return "slo"
 	default:
 		return "unknown"
 	}
@@ -145,6 +148,9 @@ func (w *pick) takeOut(found GuardSet) {
 // skippedBy names the guard that took a candidate out, by position in
 // in.Candidates, "" if none did.
 func (w *pick) skippedBy(k int) string {
+	if (w.slo == SLONarrowed || w.slo == SLORefused) && len(w.missing) > 0 && w.missing[k] != "" {
+		return w.missing[k]
+	}
 	if len(w.hits) == 0 {
 		return ""
 	}
@@ -175,7 +181,7 @@ func (w *pick) join() {
 		}
 	}
 	n := len(w.cand)
-	w.narrow(GuardSlowStart, func(i int32) bool {
+	w.narrow(GuardSlowStart, func(_ int, i int32) bool {
 		// However empty an endpoint is that joined the others later, it takes part in
 		// no more picks than its fair share, times its age over SlowStart.
 		since := s.Endpoints[i].ReadySince
@@ -202,15 +208,15 @@ func (w *pick) warmUp() bool {
 		sum += w.in.Index.Len(w.live(k))
 	}
 	n := len(w.cand)
-	return w.narrow(GuardWarmUp, func(i int32) bool { return w.in.Index.Len(w.in.Snapshot.Live(i))*coldShare*n < sum })
+	return w.narrow(GuardWarmUp, func(_ int, i int32) bool { return w.in.Index.Len(w.in.Snapshot.Live(i))*coldShare*n < sum })
 }
 
-// narrow leaves those candidates that keep wants, unless it wants none, and
-// reports whether it took any out.
-func (w *pick) narrow(g Guard, keep func(i int32) bool) bool {
+// narrow leaves those candidates that keep wants, by their position in w.cand and
+// in the snapshot, unless it wants none, and reports whether it took any out.
+func (w *pick) narrow(g Guard, keep func(k int, i int32) bool) bool {
 	n := 0
-	for _, i := range w.cand {
-		if keep(i) {
+	for k, i := range w.cand {
+		if keep(k, i) {
 			n++
 		}
 	}
@@ -225,7 +231,7 @@ func (w *pick) narrow(g Guard, keep func(i int32) bool) bool {
 		for w.in.Candidates[from] != i {
 			from++
 		}
-		if !keep(i) {
+		if !keep(k, i) {
 			w.hits[from] |= 1 << g
 			continue
 		}

@@ -33,6 +33,7 @@ const (
 	kindLMetric
 	kindPreble
 	kindPrefixHRW
+	kindSLOHeadroom
 	numKinds
 )
 
@@ -132,6 +133,11 @@ var kinds = [numKinds]kindInfo{
 		{name: "keyTokens", value: 1024, least: 1, most: big},
 		{name: "bySession", value: 1, most: 1, boolean: true},
 	}, pricedParams...)},
+	kindSLOHeadroom: {name: "slo-headroom", mode: unit, needs: needPrefix | needPrompt | needLive, params: []param{
+		{name: "ttftWeight", value: 0.8, most: 1e3},
+		{name: "tpotWeight", value: 0.2, most: 1e3},
+		{name: "pack", most: 1, boolean: true},
+	}},
 }
 
 // pricedParams are those of priced prefill: see priced.

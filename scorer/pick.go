@@ -24,6 +24,8 @@ type Request struct {
 	BlockTokens float64
 	// Session is a hash of who is asking, 0 if the request does not say.
 	Session uint64
+	// Goals are what the request wants of its answer's latency.
+	Goals Goals
 }
 
 // Input is everything that a pick depends on, beside the live load.
@@ -43,6 +45,8 @@ type Input struct {
 	Costs *Costs
 	// Guards are those that are on.
 	Guards Guards
+	// Admission is what the request's goals do beside what a policy makes of them.
+	Admission Admission
 	// Admit, if it is not nil, may find the winner full: then it is not reserved.
 	Admit Admitter
 	// Explain is filled in if it is not nil.
@@ -92,6 +96,9 @@ type Choice struct {
 	Reservation pool.Reservation
 	// Full is true where Input.Admit found the winner full: nothing is reserved.
 	Full bool
+	// SLO is what Input.Admission did. With SLORefused nothing is picked: Index is
+	// -1, and nothing is reserved.
+	SLO SLOOutcome
 
 	k    int   // position among the candidates that the guards left
 	seen int64 // the winner's in-flight count that the ranking saw
@@ -125,6 +132,11 @@ type pick struct {
 	matchM     []uint32 // memory for match
 	full       bool
 	notes      []note // of the latest choice, if it is to be explained
+	slo        SLOOutcome
+	missing    []string  // why candidates miss a goal, by position in in.Candidates, if it is to be explained
+	first      []float64 // predicted seconds until the first token, by position in cand; NaN is unknown
+	between    []float64 // and from token to token
+	tier       []uint8   // where a candidate stands with the goals, of slo-headroom
 }
 
 var picks = sync.Pool{New: func() any { return new(pick) }}
@@ -134,6 +146,9 @@ var picks = sync.Pool{New: func() any { return new(pick) }}
 func (p *Policy) Pick(in *Input) Choice {
 	w := p.begin(in)
 	defer w.end()
+	if w.slo == SLORefused {
+		return w.refusal()
+	}
 	return w.choose(in.Seed)
 }
 
@@ -144,6 +159,9 @@ func (p *Policy) Pick(in *Input) Choice {
 func (p *Policy) PickAndReserve(in *Input) Choice {
 	w := p.begin(in)
 	defer w.end()
+	if w.slo == SLORefused {
+		return w.refusal()
+	}
 	seed := in.Seed
 	for try := 0; ; try++ {
 		c := w.choose(seed)
@@ -187,18 +205,19 @@ func (p *Policy) PickAndReserve(in *Input) Choice {
 
 func (p *Policy) begin(in *Input) *pick {
 	w := picks.Get().(*pick)
-	w.in, w.policy, w.match, w.full = *in, p, nil, false
+	w.in, w.policy, w.match, w.full, w.slo = *in, p, nil, false, SLONone
 	w.guard()
 	if p.needs&needPrefix != 0 && in.Index != nil && len(in.Request.Blocks) > 0 {
 		w.lookUp()
 	}
 	w.join()
+	w.admit()
 	return w
 }
 
 // end gives the pick's memory back, without what it points to.
 func (w *pick) end() {
-	w.in, w.policy, w.cand, w.notes = Input{}, nil, nil, nil
+	w.in, w.policy, w.cand, w.notes, w.missing = Input{}, nil, nil, nil, nil
 	picks.Put(w)
 }
 
@@ -224,7 +243,7 @@ func (w *pick) choose(seed uint64) Choice {
 	case w.full:
 		fallback = FallbackFull
 	}
-	c := Choice{Index: w.cand[k], Fallback: fallback, Guarded: w.guards, Cached: w.cached(k), k: k}
+	c := Choice{Index: w.cand[k], Fallback: fallback, Guarded: w.guards, Cached: w.cached(k), SLO: w.slo, k: k}
 	if w.policy.needs&needLive != 0 {
 		c.seen = w.flight[k]
 	}
@@ -473,6 +492,8 @@ func (w *pick) score(pt *part, seed uint64) {
 		w.preble(pt)
 	case kindPrefixHRW:
 		w.prefixHRW(pt)
+	case kindSLOHeadroom:
+		w.sloHeadroom(pt)
 	default: // least-busy-time: no engine has gpu_busy_time_ratio
 		for k := range w.raw {
 			w.raw[k] = none

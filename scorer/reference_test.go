@@ -292,6 +292,8 @@ func (d *dumb) values(name string) []value {
 			}
 			return todo/(rate*rel[i]) + math.Ceil(todo/8192)*step
 		})
+	case "slo-headroom":
+		return d.headroom()
 	case "lmetric":
 		return costThenRequests(func(i int) float64 {
 			return (float64(d.eps[i].prefill) + d.miss(i)) * float64(d.eps[i].inFlight+1)
@@ -382,6 +384,7 @@ func (d *dumb) winners(parts []Part) (set map[int]bool, random bool) {
 func randomWorld(rng *rand.Rand) *worldSpec {
 	ws := &worldSpec{request: requestSpec{
 		prompt: rng.IntN(2000), output: rng.IntN(600) - 1, blocks: rng.IntN(12),
+		goals: Goals{time.Duration(rng.IntN(4)) * 150 * time.Millisecond, time.Duration(rng.IntN(4)) * 8 * time.Millisecond},
 	}}
 	maybe := func() bool { return rng.IntN(3) > 0 }
 	for i := range 1 + rng.IntN(9) {
@@ -390,11 +393,13 @@ func randomWorld(rng *rand.Rand) *worldSpec {
 			e.prefill, e.tokens, e.cost = 100*rng.IntN(8), 500*rng.IntN(9), float64(rng.IntN(6))/5
 		}
 		e.outputRate, e.readRate = float64(100*rng.IntN(4)), float64(rng.IntN(3)*(500+rng.IntN(6000)))
+		e.pace = time.Duration(rng.IntN(4)) * 10 * time.Millisecond
 		if maybe() {
 			e.metrics = map[pool.Metric]float64{}
 			for _, m := range []pool.Metric{
 				pool.KVCacheUsagePerc, pool.NumRequestsWaiting, pool.NumRequestsRunning, pool.EngineUtilization,
 				pool.RequestQueueTime, pool.RequestPrefillTime, pool.RequestDecodeTime, pool.InterTokenLatency,
+				pool.TimeToFirstToken, pool.RequestRate, pool.KVCacheHitRate,
 			} {
 				if maybe() {
 					e.metrics[m] = float64(rng.IntN(5)) / 4
@@ -402,6 +407,9 @@ func randomWorld(rng *rand.Rand) *worldSpec {
 				if rng.IntN(20) == 0 {
 					e.metrics[m] = math.NaN()
 				}
+			}
+			if maybe() {
+				e.metrics[pool.PromptTokensPerRequest] = float64(1000 * rng.IntN(3))
 			}
 			e.age = time.Duration(rng.IntN(7)) * time.Second
 			if maybe() {

@@ -131,6 +131,7 @@ func (sc *scenario) fail(format string, args ...any) {
 //	policy NAME | NAME:WEIGHT,…        or lines part NAME weight=2 slack=16
 //	endpoint NAME key=value …          endpoints N key=value … makes many
 //	request prompt=N blocks=N …
+//	request … ttft=200ms tpot=20ms     and admission prefer | only
 //	guards wedged pushback overload warm-up slow-start=10s
 //	profile model=m hardware=h100 PROMPT/OUTPUT=CAPACITY …
 func (sc *scenario) line(line string) {
@@ -161,6 +162,14 @@ func (sc *scenario) line(line string) {
 	case "request":
 		sc.pairs(words[1:], func(key, value string) {
 			r := &sc.world.request
+			switch key {
+			case "ttft":
+				r.goals.TTFT = sc.duration(value)
+				return
+			case "tpot":
+				r.goals.TPOT = sc.duration(value)
+				return
+			}
 			switch n := int(sc.number(value)); key {
 			case "prompt":
 				r.prompt = n
@@ -174,6 +183,15 @@ func (sc *scenario) line(line string) {
 				sc.fail("a request has no %s", key)
 			}
 		})
+	case "admission":
+		switch words[1] {
+		case "prefer":
+			sc.world.admission = AdmitPrefer
+		case "only":
+			sc.world.admission = AdmitOnly
+		default:
+			sc.fail("no admission %s", words[1])
+		}
 	case "guards":
 		for _, word := range words[1:] {
 			g := &sc.world.guards
@@ -247,13 +265,15 @@ func (sc *scenario) endpoint(name string, words []string, number int) endpointSp
 	floats := map[string]*float64{
 		"cost": &e.cost, "output-rate": &e.outputRate, "read-rate": &e.readRate, "avg-prompt": &e.avgPrompt, "avg-output": &e.avgOutput,
 	}
-	durations := map[string]*time.Duration{"age": &e.age, "ready": &e.ready}
+	durations := map[string]*time.Duration{"age": &e.age, "ready": &e.ready, "pace": &e.pace}
 	lists := map[string]*[]string{"lora-running": &e.running, "lora-waiting": &e.waiting}
 	bools := map[string]*bool{"wedged": &e.wedged, "pushed-back": &e.pushedBack}
 	metrics := map[string]pool.Metric{
 		"kv": pool.KVCacheUsagePerc, "waiting": pool.NumRequestsWaiting, "running": pool.NumRequestsRunning,
 		"utilization": pool.EngineUtilization, "queue-time": pool.RequestQueueTime, "prefill-time": pool.RequestPrefillTime,
 		"decode-time": pool.RequestDecodeTime, "itl": pool.InterTokenLatency,
+		"ttft-mean": pool.TimeToFirstToken, "prompt-mean": pool.PromptTokensPerRequest, "hits": pool.KVCacheHitRate,
+		"per-second": pool.RequestRate,
 	}
 	sc.pairs(words, func(key, value string) {
 		if modulus, ok := strings.CutPrefix(value, "%"); ok {
@@ -299,13 +319,16 @@ func (sc *scenario) run() string {
 	wins := make([]int, len(sc.world.endpoints))
 	fallbacks := map[Fallback]int{}
 	var guards [NumGuards]int
+	var slo [NumSLOOutcomes]int
 	cached := map[int32]int64{}
 	for seed := range uint64(seeds) {
 		in.Seed = mix(seed)
 		c := sc.policy.Pick(in)
-		wins[c.Index]++
-		cached[c.Index] = c.Cached
-		fallbacks[c.Fallback]++
+		if slo[c.SLO]++; c.SLO != SLORefused {
+			wins[c.Index]++
+			cached[c.Index] = c.Cached
+			fallbacks[c.Fallback]++
+		}
 		for g := range NumGuards {
 			if c.Guarded.Has(g) {
 				guards[g]++
@@ -366,6 +389,11 @@ func (sc *scenario) run() string {
 	for g, n := range guards {
 		if n > 0 {
 			fmt.Fprintf(&out, "guard %s %s\n", Guard(g), share(n))
+		}
+	}
+	for o, n := range slo[1:] {
+		if n > 0 {
+			fmt.Fprintf(&out, "slo %s %s\n", SLOOutcome(o+1), share(n))
 		}
 	}
 	return out.String()

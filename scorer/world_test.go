@@ -20,6 +20,7 @@ type endpointSpec struct {
 	cost       float64 // normalised load
 	outputRate float64
 	readRate   float64
+	pace       time.Duration           // from token to token
 	metrics    map[pool.Metric]float64 // missing: absent
 	age        time.Duration           // of metrics
 	avgPrompt  float64                 // query-based; 0: absent
@@ -40,6 +41,7 @@ type requestSpec struct {
 	prompt, output int
 	blocks         int // of the prompt; each blockTokens
 	session        uint64
+	goals          Goals
 }
 
 const blockTokens = 64
@@ -49,6 +51,7 @@ type worldSpec struct {
 	request   requestSpec
 	profiles  []Profile
 	guards    Guards
+	admission Admission
 }
 
 const testModel = "m"
@@ -121,10 +124,10 @@ func (ws *worldSpec) build(tb testing.TB) *Input {
 	}
 	return &Input{
 		Snapshot: s, Candidates: s.ForModel(testModel).Index, Now: now, Index: index, Guards: ws.guards,
-		Costs: NewCosts(ws.profiles),
+		Costs: NewCosts(ws.profiles), Admission: ws.admission,
 		Request: Request{
 			Model: testModel, Prompt: int64(ws.request.prompt), Output: int64(ws.request.output),
-			Blocks: blocks, BlockTokens: blockTokens, Session: ws.request.session,
+			Blocks: blocks, BlockTokens: blockTokens, Session: ws.request.session, Goals: ws.request.goals,
 		},
 	}
 }
@@ -144,6 +147,18 @@ func (spec *endpointSpec) load(tb testing.TB, l *pool.Live) {
 		r.FirstToken(now.Add(-back))
 		r.Release(now.Add(-back), true)
 	}
+	if spec.pace > 0 {
+		const tokens = 16
+		var elsewhere pool.Live
+		r := elsewhere.Reserve(pool.Load{Talks: true}, now.Add(-back))
+		r.Move(l, now.Add(-back)) // it says nothing of first tokens here
+		r.FirstToken(now.Add(-back))
+		r.Progress(1, now.Add(-back))
+		end := now.Add(-back + tokens*spec.pace)
+		r.Progress(1+tokens, end)
+		r.Progress(0, end) // and nothing of the output rate
+		r.Release(end, false)
+	}
 	at := now
 	if spec.wedged {
 		at = now.Add(-time.Hour)
@@ -162,7 +177,7 @@ func (spec *endpointSpec) load(tb testing.TB, l *pool.Live) {
 		tb.Fatalf("%s has load and nothing in flight", spec.name)
 	}
 	if l.InFlight() != int64(spec.inFlight) || l.Prefill() != int64(spec.prefill) || l.Tokens() != int64(spec.tokens) ||
-		math.Abs(l.Cost()-spec.cost) > 1e-6 || math.Abs(l.OutputRate()-spec.outputRate) > 1 || math.Abs(l.PrefillRate()-spec.readRate) > 1 {
+		math.Abs(l.Cost()-spec.cost) > 1e-6 || math.Abs(l.OutputRate()-spec.outputRate) > 1 || spec.readRate*back.Seconds() >= 512 && math.Abs(l.PrefillRate()-spec.readRate) > 1 {
 		tb.Fatalf("%s: the world is not as described: %s", spec.name, fmt.Sprint(l.InFlight(), l.Prefill(), l.Tokens(), l.Cost(), l.OutputRate(), l.PrefillRate()))
 	}
 }

@@ -76,7 +76,10 @@ type Config struct {
 	// full.
 	FlowControl FlowControl `json:"flowControl,omitempty"`
 
-	// Objectives are what a request can ask for by name: a priority, a goal, a time to
+	// SLO is what goals for the latency do.
+	SLO SLO `json:"slo,omitempty"`
+
+	// Objectives are what a request can ask for by name: a priority, goals, a time to
 	// live. A request that names none, or one that is not here, has priority 0.
 	// Default: none.
 	Objectives []Objective `json:"objectives,omitempty"`

@@ -121,12 +121,29 @@ type Objective struct {
 	// ones are sheddable. Default: 0.
 	Priority int `json:"priority,omitempty" default:"0"`
 
-	// TTFTMs is the goal for the time to the first token, in milliseconds, unless the
-	// request has one: order edf goes by it. 0 is none. Default: 0.
+	// TTFTMs is the goal for the time to the first token, in milliseconds, 0 to
+	// 86400000, unless the request has one: order edf goes by it, slo.admission and the
+	// policy slo-headroom. 0 is none. Default: 0.
 	TTFTMs float64 `json:"ttftMs,omitempty" default:"0"`
+
+	// TPOTMs is the goal for the time from each token to the next, in milliseconds, 0
+	// to 86400000, unless the request has one: slo.admission and the policy slo-headroom
+	// go by it. 0 is none. Default: 0.
+	TPOTMs float64 `json:"tpotMs,omitempty" default:"0"`
 
 	// TTL shortens how long a request may wait. Default: 0s, and it does not.
 	TTL time.Duration `json:"ttl,omitempty" default:"0s"`
+}
+
+// SLO is what goals for the latency do beside what policies make of them.
+type SLO struct {
+	// Admission compares the goals of a request, in x-llm-d-slo-ttft-ms and
+	// x-llm-d-slo-tpot-ms or else of its objective, with what is predicted of each
+	// candidate. Those that would miss a goal are left out while others would not; where
+	// all would, a request of negative priority is refused with rejected-saturated. What
+	// nothing is known of is not judged. It works with flowControl and without.
+	// Default: false.
+	Admission bool `json:"admission,omitempty" default:"false"`
 }
 
 // Drain is how this Envoy takes leave.
@@ -139,6 +156,11 @@ type Drain struct {
 // TTFT is the goal for the first token, 0 for none.
 func (o *Objective) TTFT() time.Duration {
 	return time.Duration(o.TTFTMs * float64(time.Millisecond))
+}
+
+// TPOT is the goal for each further token, 0 for none.
+func (o *Objective) TPOT() time.Duration {
+	return time.Duration(o.TPOTMs * float64(time.Millisecond))
 }
 
 // Compile makes what internal/flowcontrol needs of a validated FlowControl.
@@ -222,6 +244,7 @@ func (c *checker) flow(cfg *Config) {
 		names[o.Name] = true
 		inRange(c, objective+".priority", o.Priority, -maxPriority, maxPriority)
 		inRange(c, objective+".ttftMs", o.TTFTMs, 0, 86_400_000)
+		inRange(c, objective+".tpotMs", o.TPOTMs, 0, 86_400_000)
 		inRange(c, objective+".ttl", o.TTL, 0, time.Hour)
 	}
 	inRange(c, "drain.grace", cfg.Drain.Grace, 0, time.Hour)

@@ -263,6 +263,7 @@ func (t *shunt) pick(now time.Time, j *job) int {
 		Snapshot: snap, Candidates: snap.ForModel(model).Index, Now: now, Seed: j.seed,
 		Request: scorer.Request{
 			Model: model, Prompt: int64(j.req.Prompt), Output: -1, Talks: true, BlockTokens: BlockTokens, Session: j.req.Session,
+			Goals: scorer.Goals{TTFT: t.cfg.GoalTTFT, TPOT: t.cfg.GoalTPOT},
 		},
 		Index: t.index, Pins: t.pins, Guards: t.guards,
 	}
