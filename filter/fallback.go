@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/shuntproxy/shunt/internal/pool"
 	"github.com/shuntproxy/shunt/scorer"
 )
 
@@ -18,7 +19,7 @@ const fallbackQuiet = 10 * time.Second
 // policy can score nobody, and once when that has ended.
 type fallbackLog struct {
 	on   atomic.Bool
-	last atomic.Int64 // unix nanoseconds of the last such pick
+	last atomic.Int64 // pool.Stamp of the last such pick
 }
 
 // note takes in a pick.
@@ -27,14 +28,14 @@ func (f *fallbackLog) note(p *Pool, policy *scorer.Policy, model string, fallbac
 		return // some requests have none
 	}
 	if fallback == scorer.FallbackRandom {
-		f.last.Store(now.UnixNano())
+		f.last.Store(pool.Stamp(now))
 		if f.on.CompareAndSwap(false, true) {
 			log(slog.LevelWarn, fmt.Sprintf("pool %s: policy %s can score no endpoint of model %s and picks at random: its metrics are missing or stale (shunt metrics shows what is read)",
 				p.name, policy, quote(model)))
 		}
 		return
 	}
-	if f.on.Load() && now.UnixNano()-f.last.Load() > int64(fallbackQuiet) && f.on.CompareAndSwap(true, false) {
+	if f.on.Load() && pool.Stamp(now)-f.last.Load() > int64(fallbackQuiet) && f.on.CompareAndSwap(true, false) {
 		log(slog.LevelInfo, fmt.Sprintf("pool %s: policy %s scores endpoints again", p.name, policy))
 	}
 }

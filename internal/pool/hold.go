@@ -7,8 +7,8 @@ import "time"
 // Unhold.
 func (l *Live) Hold(now time.Time) {
 	if l.inFlight.Add(1) == 1 { // as a reservation that finds it idle does
-		l.sign.Store(now.UnixNano())
-		l.windowStart.Store(now.UnixNano())
+		l.sign.Store(Stamp(now))
+		l.windowStart.Store(Stamp(now))
 	}
 }
 

@@ -115,7 +115,7 @@ const (
 // token or completion, for a bound that grows with the prompts it has to read.
 func (l *Live) Wedged(now time.Time) bool {
 	sign := l.sign.Load()
-	silence := now.UnixNano() - sign
+	silence := Stamp(now) - sign
 	if silence < int64(wedgedAfter) || sign == 0 || l.inFlight.Load() == 0 {
 		return false
 	}
@@ -128,10 +128,10 @@ func (l *Live) Wedged(now time.Time) bool {
 
 // Pushback records that the endpoint refused a request for want of room: 429 or
 // 503. It is no fault.
-func (l *Live) Pushback(now time.Time) { l.pushedBack.Store(now.Add(pushbackSpan).UnixNano()) }
+func (l *Live) Pushback(now time.Time) { l.pushedBack.Store(Stamp(now.Add(pushbackSpan))) }
 
 // PushedBack reports whether the endpoint pushed back a moment ago.
-func (l *Live) PushedBack(now time.Time) bool { return l.pushedBack.Load() > now.UnixNano() }
+func (l *Live) PushedBack(now time.Time) bool { return l.pushedBack.Load() > Stamp(now) }
 
 // TryReserve takes one slot if the in-flight count still is what the pick saw,
 // and reports whether it did. Of two workers that saw the same least loaded
@@ -150,7 +150,7 @@ func (l *Live) Reserve(load Load, now time.Time) Reservation {
 
 func (l *Live) reserved(before int64, load Load, now time.Time) Reservation {
 	r := Reservation{
-		live: l, at: now.UnixNano(), prompt: tokens32(load.Prompt), uncached: tokens32(load.Uncached),
+		live: l, at: Stamp(now), prompt: tokens32(load.Prompt), uncached: tokens32(load.Uncached),
 		cost: int32(min(maxCost, max(0, load.Cost)) / costUnit), talks: load.Talks, prefilling: true,
 	}
 	if before == 0 { // it was idle: silence and the rate's window begin now
@@ -199,11 +199,11 @@ func (r *Reservation) FirstToken(now time.Time) {
 	if r.live == nil || !r.prefilling {
 		return
 	}
-	r.live.alive(now.UnixNano())
-	took := now.UnixNano() - r.at
+	r.live.alive(Stamp(now))
+	took := Stamp(now) - r.at
 	r.live.readIn(int64(r.ahead), took)
-	r.live.learned.learnFirst(int64(r.ahead), took, now.UnixNano())
-	r.at = now.UnixNano()
+	r.live.learned.learnFirst(int64(r.ahead), took, Stamp(now))
+	r.at = Stamp(now)
 	r.endPrefill()
 }
 
@@ -229,7 +229,7 @@ func (r *Reservation) Progress(total int64, now time.Time) {
 	if r.live == nil {
 		return
 	}
-	at := now.UnixNano()
+	at := Stamp(now)
 	r.live.alive(at)
 	if more := int64(tokens32(total) - r.output); more != 0 {
 		r.output += int32(more)
@@ -273,7 +273,7 @@ func (r *Reservation) Release(now time.Time, completed bool) {
 	if l == nil {
 		return
 	}
-	at := now.UnixNano()
+	at := Stamp(now)
 	if completed {
 		l.alive(at)
 		r.sample(at, 1)

@@ -45,7 +45,7 @@ type Predictor struct {
 // nobody looks up what endpoints hold of a prompt: then uncached tokens are all
 // tokens, those that requests in flight have reserved as well as those asked about.
 func (s *Snapshot) Predictor(model string, whole bool, now time.Time) Predictor {
-	return Predictor{s: s, own: s.own[model], age: now.Sub(s.base), at: now.UnixNano(), whole: whole}
+	return Predictor{s: s, own: s.own[model], age: now.Sub(s.base), at: Stamp(now), whole: whole}
 }
 
 // Predict fills in what is believed of the endpoint at a position in Endpoints: by

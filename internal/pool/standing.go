@@ -175,7 +175,7 @@ func (a *Adapters) At(i int32) AdapterState {
 // Troubled reports whether any endpoint at these positions may be wedged, or has
 // pushed back: most often none has, and this is the quick way to know.
 func (s *Snapshot) Troubled(positions []int32, now time.Time) bool {
-	lives, at := s.standing.lives, now.UnixNano()
+	lives, at := s.standing.lives, Stamp(now)
 	silent := at - int64(wedgedAfter)
 	for _, i := range positions {
 		l := lives[i]
