@@ -161,7 +161,7 @@ func (f *fetch) read(ctx context.Context) (out scrape, p *parser) {
 		f.client.drain()
 		switch {
 		case path == "":
-			return fail(ScrapeRedirect, fmt.Errorf("%s redirects to %.200q, which is another server and not asked; for another port there is %s, for HTTPS scrape.tls", f.path, head.location, pool.LabelMetricPort))
+			return fail(ScrapeRedirect, fmt.Errorf("%s redirects to %.200q, which is another server and not asked; %s and scrape.tls say where shunt asks", f.path, head.location, pool.LabelMetricPort))
 		case redirects == 1:
 			return fail(ScrapeRedirect, fmt.Errorf("%s redirects to a path that redirects to %.200q; one redirect is followed", f.path, head.location))
 		}

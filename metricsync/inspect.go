@@ -31,6 +31,8 @@ type Report struct {
 	Metrics []Found
 	// Missing are the others.
 	Missing []Missing
+
+	none bool // of the engine's metrics are there
 }
 
 // Found is one metric that a page has. One of Value, Histogram and Names holds
@@ -101,6 +103,9 @@ func (r *Report) mistaken(usable func(*table) bool) {
 			return
 		}
 	}
+	if r.none {
+		r.Problem += ", nor another engine's: is it a metrics page?"
+	}
 }
 
 // InspectURL asks for a page as a scrape would. Without a path in address, those
@@ -157,8 +162,10 @@ func InspectURL(ctx context.Context, engine pool.Engine, address string, cfg Con
 		}
 	}
 	out.everywhere(paths)
-	switch out.reason {
-	case ScrapeOK, ScrapeEmpty:
+	switch {
+	case p == nil:
+		return nil, out.err // of what did not begin to arrive there is nothing to report
+	case out.reason == ScrapeOK, out.reason == ScrapeEmpty:
 		r := p.report(out.bytes, f.path)
 		r.mistaken(func(other *table) bool {
 			p := newParser(other)
@@ -167,7 +174,7 @@ func InspectURL(ctx context.Context, engine pool.Engine, address string, cfg Con
 			return p.report(0, "").Usable
 		})
 		return r, nil
-	case ScrapeFormat:
+	case out.reason == ScrapeFormat:
 		r := p.report(out.bytes, f.path)
 		r.Problem = out.err.Error()
 		return r, nil
@@ -189,6 +196,7 @@ func (p *parser) report(size int64, path string) *Report {
 	case size == 0:
 		out.Problem = "the page is empty" + hintText(p.table.hint)
 	case r.empty():
+		out.none = true
 		out.Problem = fmt.Sprintf("the page has none of %s's metrics%s", p.table.engine, hintText(p.table.hint))
 	default:
 		out.Problem = "the page has neither num_requests_running, num_requests_waiting nor kv_cache_usage_perc"

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -50,7 +51,7 @@ func metricsCommand() *cobra.Command {
 			}
 			report, age, err := inspect(cmd, e, args[0], cfg)
 			if err != nil {
-				return fmt.Errorf("%s: %s", args[0], asFlags.Replace(err.Error()))
+				return fmt.Errorf("%s: %s", redacted(args[0]), asFlags.Replace(err.Error()))
 			}
 			report.Problem = asFlags.Replace(report.Problem)
 			if output == "json" {
@@ -85,9 +86,17 @@ func metricsCommand() *cobra.Command {
 // configuration.
 var asFlags = strings.NewReplacer(
 	"scrape.bearerTokenFile", "--token-file", "scrape.headers", "--header", "scrape.maxBytes", "--max-bytes",
-	"scrape.tls.caFile", "--ca", "scrape.tls", "https://", "scrape.connectTimeout", "--timeout", "scrape.timeout", "--timeout",
-	pool.LabelEngine, "--engine", pool.LabelMetricPort, "the URL's",
+	"scrape.tls.caFile", "--ca", "scrape.tls", "an https:// URL", "scrape.connectTimeout", "--timeout", "scrape.timeout", "--timeout",
+	pool.LabelEngine, "--engine", pool.LabelMetricPort, "the URL's port",
 )
+
+// redacted is a source without its password.
+func redacted(source string) string {
+	if u, err := url.Parse(source); err == nil && u.User != nil {
+		return u.Redacted()
+	}
+	return source
+}
 
 // isURL reports whether source is one, and of which scheme, in lower case.
 func isURL(source string) (scheme string, ok bool) {

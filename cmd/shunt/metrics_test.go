@@ -39,6 +39,12 @@ func TestMetrics(t *testing.T) {
 				w.WriteHeader(http.StatusUnauthorized)
 			}
 			_, _ = w.Write([]byte(vllmPage))
+		case "/br":
+			w.Header().Set("Content-Encoding", "br")
+		case "/moved":
+			http.Redirect(w, r, "http://127.0.0.2:1/", http.StatusFound)
+		case "/html":
+			_, _ = w.Write([]byte("<html>"))
 		case "/prometheus/metrics":
 			_, _ = w.Write([]byte("[]"))
 		default:
@@ -82,7 +88,11 @@ func TestMetrics(t *testing.T) {
 		{"an authority for no TLS", "", []string{"--ca", "x", srv.URL}, 1, "", "--ca has no effect"},
 		{"a scheme in capitals", "", []string{"HTTP" + strings.TrimPrefix(srv.URL, "http")}, 0, "num_requests_running", ""},
 		{"no host", "", []string{"http:///metrics"}, 1, "", "the URL has no host"},
-		{"a password", "", []string{"http://a:b@127.0.0.1:1"}, 1, "", "are not sent: --header says"},
+		{"a password", "", []string{"http://a:b@127.0.0.1:1"}, 1, "", "http://a:xxxxx@127.0.0.1:1: the user and password of a URL are not sent: --header says"},
+		{"another coding", "", []string{srv.URL + "/br"}, 1, "", `/br is packed with "br"`},
+		{"a redirect", "", []string{srv.URL + "/moved"}, 1, "", "the URL's port and an https:// URL say where"},
+		{"HTML", "", []string{srv.URL + "/html"}, 2, "", "none of vllm's metrics, nor another engine's: is it a metrics page?"},
+		{"HTML of a file", "<html>", []string{"-"}, 2, "", "is it a metrics page?"},
 		{"gzip", packed(vllmPage), []string{"-"}, 0, "[a b]", ""},
 		{"gzip that is cut off", packed(vllmPage)[:60], []string{"-"}, 1, "", "the page broke off after"},
 		{"gzip that is none", "\x1f\x8b, or not", []string{"-"}, 1, "", "begins as gzip does, and is none"},
