@@ -103,6 +103,11 @@ type band struct {
 type bandLane struct {
 	lane *lane
 	subs []*sub // a heap, the next one first
+	// since when nothing has come free for them: that they wait, the last grant, or
+	// the last time that a request in flight was asked to end.
+	since int64
+	// futile is Controller.changes when nobody was found who could be asked.
+	futile uint64
 }
 
 // flow is the requests of one fairness id at one priority.
@@ -198,8 +203,8 @@ func (f *flow) turned() {
 }
 
 // addLocked puts a waiter, whose flow and order are set, into its sub.
-func (b *band) addLocked(f *flow, ln *lane, order Order, w *Waiter) {
-	s := b.subOf(f, ln)
+func (b *band) addLocked(f *flow, ln *lane, order Order, w *Waiter, now int64) {
+	s := b.subOf(f, ln, now)
 	w.sub = s
 	if order == EDF {
 		heap.Push(&s.heap, w)
@@ -262,7 +267,7 @@ func (b *band) removeLocked(w *Waiter, served bool) {
 	}
 }
 
-func (b *band) subOf(f *flow, ln *lane) *sub {
+func (b *band) subOf(f *flow, ln *lane, now int64) *sub {
 	for _, s := range f.subs {
 		if s.lane == ln {
 			return s
@@ -270,7 +275,7 @@ func (b *band) subOf(f *flow, ln *lane) *sub {
 	}
 	in := b.lanes[ln]
 	if in == nil {
-		in = &bandLane{lane: ln}
+		in = &bandLane{lane: ln, since: now}
 		b.lanes[ln] = in
 		b.list = append(b.list, in)
 	}

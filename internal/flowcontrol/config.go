@@ -44,6 +44,9 @@ type Config struct {
 	// Displace lets a request over Total take the place of the youngest of the
 	// lowest band below its own.
 	Displace bool
+	// Eviction lets sheddable requests in flight be ended for what waits in higher
+	// bands.
+	Eviction bool
 	// FlowLabels bounds the flows that have statistics of their own.
 	FlowLabels int
 }
@@ -63,6 +66,8 @@ func (c *Controller) apply(config Config, woken *wakes) {
 	defer c.room.mu.Unlock()
 	rebuild := config.Fairness != c.config.Fairness || config.Order != c.config.Order || !sameWeights(config.Weights, c.config.Weights)
 	c.config = config
+	c.evicting.Store(config.Enabled && config.Eviction)
+	c.lookAgainLocked()
 	for _, b := range c.bands {
 		b.limit, b.ttl = c.bandConfigLocked(b.priority)
 	}
@@ -117,7 +122,7 @@ func (c *Controller) rebuildLocked() {
 			}
 			ln := w.sub.lane
 			w.flow = c.flowLocked(b, w.flow.name)
-			b.addLocked(c.turnOfLocked(b, w.flow), ln, c.config.Order, w)
+			b.addLocked(c.turnOfLocked(b, w.flow), ln, c.config.Order, w, c.room.now())
 		}
 	}
 }

@@ -21,11 +21,13 @@ type Options struct {
 // any goroutine.
 type Controller struct {
 	// immutable
-	room    *Room
-	options Options
-	granted func(w *Waiter, i int32) // of tests, under the room's mutex; else nil
+	room     *Room
+	options  Options
+	patience int64                    // evictPatience, but in tests
+	granted  func(w *Waiter, i int32) // of tests, under the room's mutex; else nil
 
-	waiting atomic.Int64 // written under the room's mutex
+	waiting  atomic.Int64 // written under the room's mutex
+	evicting atomic.Bool  // written under the room's mutex
 
 	// protected by the room's mutex
 	config    Config
@@ -36,14 +38,21 @@ type Controller struct {
 	staleAt   int64 // when a reading becomes stale, 0 for none
 	rooms     []int64
 	flowStats map[string]*FlowStats
+	flights   []*flights         // the lowest priority first
+	asked     []*Flight          // to end, and still there
+	askedAt   [evictAtOnce]int64 // when the last ones were asked
+	changes   uint64             // after which somebody else may be asked
 }
 
 // NewController returns a controller of a pool. It holds no request before the
 // first Apply.
 func (r *Room) NewController(options Options) *Controller {
 	c := &Controller{
-		room: r, options: options, lanes: make(map[[2]string]*lane),
+		room: r, options: options, patience: evictPatience, lanes: make(map[[2]string]*lane),
 		seen: make(map[*pool.Live]*since), flowStats: make(map[string]*FlowStats),
+	}
+	for i := range c.askedAt {
+		c.askedAt[i] = -evictPatience
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -108,6 +117,7 @@ func (c *Controller) removeLocked(w *Waiter, o Outcome) {
 	served := o == Granted
 	if served {
 		w.sub.flow.served(w)
+		w.sub.in.since = now
 		b.pace.add(now)
 	}
 	f := w.flow
@@ -119,6 +129,9 @@ func (c *Controller) removeLocked(w *Waiter, o Outcome) {
 	}
 	if b.requests == 0 {
 		b.since = now
+	}
+	if b.lanes[ln] == nil {
+		c.lookAgainLocked() // its endpoints' next slots go to another band
 	}
 	f.stats.Waiting--
 	waited := now - w.arrival
@@ -149,7 +162,10 @@ func (c *Controller) refresh(ln *lane, snap *pool.Snapshot) {
 	}
 	ln.snapshot = snap.Seq + 1
 	ln.index = c.options.Candidates(snap, ln.model, ln.subset)
-	ln.empty = len(ln.index) == 0
+	was := ln.empty
+	if ln.empty = len(ln.index) == 0; was && !ln.empty {
+		c.filledLocked(ln)
+	}
 }
 
 // bandIdle is how long a band stays that has nobody in it.
@@ -174,6 +190,7 @@ func (c *Controller) tickLocked(now int64, woken *wakes) (next int64) {
 	if c.staleAt != 0 {
 		next = min(next, c.staleAt)
 	}
+	next = min(next, c.evictLocked(now, woken))
 	return max(next, now)
 }
 

@@ -91,10 +91,7 @@ func (c *Controller) dispatchLocked(woken *wakes) {
 	clock := c.room.clock()
 	view := c.config.Detector.View(snap, clock)
 	for _, ln := range c.lanes {
-		was := ln.empty
-		if c.refresh(ln, snap); was && !ln.empty {
-			c.filledLocked(ln)
-		}
+		c.refresh(ln, snap)
 	}
 	c.rooms = slices.Grow(c.rooms[:0], len(snap.Endpoints))[:len(snap.Endpoints)]
 	left := 0
@@ -122,6 +119,7 @@ func (c *Controller) dispatchLocked(woken *wakes) {
 		}
 	}
 	c.watchLocked(snap, int64(clock.Sub(c.room.epoch)))
+	c.lookAgainLocked()
 }
 
 // filledLocked ends the time to live of an empty pool: an endpoint serves the

@@ -24,6 +24,10 @@ type dumb struct {
 	turn   map[int]int
 	seq    int
 	log    []string
+	waited map[string]int64 // since when nothing came free, by band and model
+	born   map[string]int   // the order in which the same were first waited for
+	asks   []int64          // when requests were asked to end
+	flew   []*dumbRequest   // sheddable and in flight, in the order of sending
 }
 
 type dumbRequest struct {
@@ -33,6 +37,8 @@ type dumbRequest struct {
 	deadline int64
 	goal     int64
 	on       string
+	asked    bool
+	askedAt  int64
 }
 
 type dumbFlow struct {
@@ -43,7 +49,7 @@ type dumbFlow struct {
 func newDumb(config Config) *dumb {
 	return &dumb{
 		config: config, models: map[string][]string{}, flying: map[string]int64{}, all: map[string]*dumbRequest{},
-		flows: map[string]*dumbFlow{}, round: map[int]int64{}, turn: map[int]int{},
+		flows: map[string]*dumbFlow{}, round: map[int]int64{}, turn: map[int]int{}, waited: map[string]int64{}, born: map[string]int{},
 	}
 }
 
@@ -181,10 +187,150 @@ func (d *dumb) grant(endpoint string) bool {
 			f.turn = d.turn[r.ask.Priority]
 		}
 	}
+	d.waited[r.claim()] = d.now
+	d.send(r, endpoint)
+	return true
+}
+
+// claim is what a request waits in line for.
+func (r *dumbRequest) claim() string { return fmt.Sprint(r.ask.Priority, "/", r.ask.Model) }
+
+func (d *dumb) send(r *dumbRequest, endpoint string) {
 	d.flying[endpoint]++
 	r.on = endpoint
 	d.say("%s -> %s", r.name, endpoint)
-	return true
+	if d.config.Eviction && r.ask.Priority < 0 && r.evict() != "no" {
+		d.flew = append(d.flew, r)
+	}
+}
+
+func (r *dumbRequest) evict() string { return r.ask.Subset }
+
+// claims are what a band's requests wait for, each with how many do.
+func (d *dumb) claims(band int) (names []string, waiting map[string]int, model map[string]string) {
+	waiting, model = map[string]int{}, map[string]string{}
+	for _, r := range d.list {
+		if r.ask.Priority != band {
+			continue
+		}
+		if waiting[r.claim()] == 0 {
+			names = append(names, r.claim())
+		}
+		waiting[r.claim()]++
+		model[r.claim()] = r.ask.Model
+	}
+	slices.SortFunc(names, func(a, b string) int { return d.born[a] - d.born[b] })
+	return names, waiting, model
+}
+
+// look asks those to end who have to, ends those that end at once, and reports
+// whether there were any.
+func (d *dumb) look() bool {
+	if !d.config.Eviction {
+		return false
+	}
+	outstanding := 0
+	for _, f := range d.flew {
+		if f.asked && d.now < f.askedAt+evictConfirm {
+			outstanding++
+		}
+	}
+	taken := map[string]bool{}
+	var victims []*dumbRequest
+	for _, band := range d.bands() {
+		names, waiting, model := d.claims(band)
+		for _, name := range names {
+			if d.now < d.waited[name]+evictPatience {
+				continue
+			}
+			missing := waiting[name]
+			for _, f := range d.flew {
+				if f.asked && d.now < f.askedAt+evictConfirm && slices.Contains(d.names, f.on) && d.serves(f.on, model[name]) {
+					missing--
+				}
+			}
+			lately := 0
+			for _, at := range d.asks {
+				if d.now < at+evictPatience {
+					lately++
+				}
+			}
+			for ; missing > 0 && outstanding < evictAtOnce && lately < evictAtOnce; missing-- {
+				var best *dumbRequest
+				for _, f := range d.flew { // the newest of the lowest
+					if !f.asked && f.ask.Priority < band && slices.Contains(d.names, f.on) && d.serves(f.on, model[name]) && !taken[f.on] &&
+						d.flying[f.on] >= d.config.Detector.MaxConcurrency && (best == nil || f.ask.Priority <= best.ask.Priority) {
+						best = f
+					}
+				}
+				if best == nil {
+					break
+				}
+				best.asked, best.askedAt = true, d.now
+				outstanding++
+				lately++
+				d.asks = append(d.asks, d.now)
+				d.waited[name] = d.now
+				victims = append(victims, best)
+			}
+		}
+		for _, name := range names {
+			for _, e := range d.names {
+				taken[e] = taken[e] || d.serves(e, model[name])
+			}
+		}
+	}
+	for _, v := range victims {
+		if v.evict() == "late" {
+			d.say("%s is asked to end", v.name)
+		} else {
+			d.say("%s: evicted", v.name)
+			d.release(v)
+		}
+	}
+	return len(victims) > 0
+}
+
+// release gives the slot of a request on.
+func (d *dumb) release(r *dumbRequest) {
+	e := r.on
+	d.flying[e]--
+	r.on = ""
+	d.flew = slices.DeleteFunc(d.flew, func(f *dumbRequest) bool { return f == r })
+	if slices.Contains(d.names, e) {
+		for d.flying[e] < d.config.Detector.MaxConcurrency && d.grant(e) {
+		}
+	}
+}
+
+// sends is that the engine of a request sends something.
+func (d *dumb) sends(name string) {
+	if r := d.all[name]; r.on != "" && r.asked && r.evict() == "late" {
+		d.say("%s: evicted", name)
+		d.release(r)
+	}
+}
+
+// steps are the times up to the end of an advance at which something may happen.
+func (d *dumb) steps(end int64) int64 {
+	next := end
+	for _, r := range d.list {
+		next = min(next, max(d.now, r.deadline))
+		if at := d.waited[r.claim()] + evictPatience; at > d.now {
+			next = min(next, at)
+		}
+	}
+	for _, at := range d.asks {
+		if at += evictPatience; at > d.now {
+			next = min(next, at)
+		}
+	}
+	for _, f := range d.flew {
+		if at := f.askedAt + evictConfirm; f.asked && at > d.now {
+			next = min(next, at)
+		}
+	}
+	return next
 }
 
 func (d *dumb) remove(r *dumbRequest) {
@@ -232,9 +378,7 @@ func (d *dumb) arrive(name string, ask Ask) {
 	}
 	switch {
 	case best != "":
-		d.flying[best]++
-		r.on = best
-		d.say("%s -> %s", name, best)
+		d.send(r, best)
 		return
 	case !served:
 		d.say("%s: rejected-no-endpoints", name)
@@ -276,6 +420,9 @@ func (d *dumb) arrive(name string, ask Ask) {
 		r.goal = d.now + int64(ask.TTFT)
 	}
 	d.flow(r)
+	if names, _, _ := d.claims(ask.Priority); !slices.Contains(names, r.claim()) {
+		d.waited[r.claim()], d.born[r.claim()] = d.now, d.seq
+	}
 	d.list = append(d.list, r)
 	d.say("%s waits", name)
 }
@@ -284,13 +431,7 @@ func (d *dumb) finish(name string) {
 	r := d.all[name]
 	switch {
 	case r.on != "":
-		d.flying[r.on]--
-		e := r.on
-		r.on = ""
-		if slices.Contains(d.names, e) {
-			for d.flying[e] < d.config.Detector.MaxConcurrency && d.grant(e) {
-			}
-		}
+		d.release(r)
 	case slices.Contains(d.list, r):
 		d.remove(r)
 		d.say("%s: rejected-context-cancelled", name)
@@ -298,7 +439,19 @@ func (d *dumb) finish(name string) {
 }
 
 func (d *dumb) advance(span time.Duration) {
-	d.now += int64(span)
+	for end := d.now + int64(span); ; {
+		d.expire()
+		for d.look() {
+		}
+		next := d.steps(end)
+		if next == d.now {
+			return
+		}
+		d.now = next
+	}
+}
+
+func (d *dumb) expire() {
 	for {
 		var due *dumbRequest
 		for _, r := range d.list {
@@ -326,13 +479,14 @@ func TestAgainstDumb(t *testing.T) {
 	if testing.Short() {
 		worlds = 20
 	}
-	queued, granted := 0, 0
+	queued, granted, evicted := 0, 0, 0
 	for seed := range uint64(worlds) {
 		rng := rand.New(rand.NewPCG(seed, 8))
 		config := defaultConfig()
 		config.Fairness = Fairness(rng.IntN(3))
 		config.Order = Order(rng.IntN(2))
 		config.Displace = rng.IntN(2) == 0
+		config.Eviction = rng.IntN(3) > 0
 		config.Weights = map[string]float64{"f1": 3, "f2": 0.5}
 		config.Detector.MaxConcurrency = 1 + rng.Int64N(3)
 		config.TTL = time.Hour // two that expire at the same time have no order
@@ -366,7 +520,7 @@ func TestAgainstDumb(t *testing.T) {
 			case op < 11:
 				name := fmt.Sprintf("r%d", step)
 				ask := Ask{
-					Model: models[rng.IntN(len(models))], Flow: fmt.Sprintf("f%d", rng.IntN(4)), Priority: rng.IntN(3) - 1,
+					Model: models[rng.IntN(len(models))], Flow: fmt.Sprintf("f%d", rng.IntN(4)), Priority: rng.IntN(4) - 2, Subset: []string{"", "", "late", "no"}[rng.IntN(4)],
 					Bytes: 1, Cost: rng.Int64N(3000), TTL: time.Duration(rng.Int64N(int64(30*time.Second))) + 1,
 				}
 				if rng.IntN(2) == 0 {
@@ -376,6 +530,11 @@ func TestAgainstDumb(t *testing.T) {
 				real.arrive(name, ask)
 				ref.arrive(name, ask)
 				open = append(open, name)
+			case op < 12 && len(open) > 0:
+				name := open[rng.IntN(len(open))]
+				script = append(script, "sends "+name)
+				real.requests[name].evicted()
+				ref.sends(name)
 			case op < 18 && len(open) > 0:
 				i := rng.IntN(min(len(open), 8))
 				script = append(script, "finish "+open[i])
@@ -383,7 +542,7 @@ func TestAgainstDumb(t *testing.T) {
 				ref.finish(open[i])
 				open = slices.Delete(open, i, i+1)
 			case op == 18:
-				span := time.Duration(rng.Int64N(int64(3 * time.Second)))
+				span := time.Duration(rng.Int64N(int64(4 * time.Second)))
 				script = append(script, "advance "+span.String())
 				real.advance(span)
 				ref.advance(span)
@@ -396,6 +555,9 @@ func TestAgainstDumb(t *testing.T) {
 				if strings.HasSuffix(line, "waits") {
 					queued++
 				}
+				if strings.HasSuffix(line, "evicted") {
+					evicted++
+				}
 				if strings.Contains(line, "->") {
 					granted++
 				}
@@ -407,8 +569,8 @@ func TestAgainstDumb(t *testing.T) {
 			check(t, real)
 		}
 	}
-	if queued < worlds || granted < worlds {
-		t.Errorf("%d queued, %d granted: too few to mean anything", queued, granted)
+	if queued < worlds || granted < worlds || evicted < worlds {
+		t.Errorf("%d queued, %d granted, %d evicted: too few to mean anything", queued, granted, evicted)
 	}
 }
 

@@ -127,11 +127,14 @@ func (c *Controller) enterLocked(w *Waiter, request Wakeable, ask *Ask, woken *w
 	}
 	w.flow.stats.Waiting++
 	c.lanes[[2]string{ask.Model, ask.Subset}] = ln
-	b.addLocked(c.turnOfLocked(b, w.flow), ln, c.config.Order, w)
+	b.addLocked(c.turnOfLocked(b, w.flow), ln, c.config.Order, w, now)
 	c.bytes += w.bytes
 	r.bytes += w.bytes
 	r.byDeadline.push(w)
 	c.watchLocked(snap, now)
+	if c.config.Eviction && c.flying() {
+		r.earlier()
+	}
 	return Queued, 0
 }
 

@@ -35,6 +35,10 @@ type fake struct {
 	ask   Ask
 	state string // waiting, granted, routed, or how it ended
 	on    pool.Reservation
+
+	evict  string // how its door can end it: "" at once, late when its engine sends something, no
+	flight *Flight
+	asked  bool // to end
 }
 
 func defaultConfig() Config {
@@ -100,7 +104,8 @@ func (w *world) publish() {
 func (w *world) say(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
 
 func (w *world) arrive(name string, ask Ask) *fake {
-	r := &fake{w: w, name: name, ask: ask}
+	r := &fake{w: w, name: name, ask: ask, evict: ask.Subset}
+	r.ask.Subset = ""
 	w.requests[name] = r
 	w.order = append(w.order, name)
 	r.decide(nil)
@@ -157,6 +162,36 @@ func (r *fake) send(to *pool.Live) {
 	r.on = to.Reserve(pool.Load{}, r.w.clock)
 	r.state = "routed"
 	r.w.say("%s -> %s", r.name, to.Addr)
+	if r.ask.Priority < 0 && r.w.config.Eviction && r.evict != "no" {
+		r.flight = r.w.ctl.Fly(r, r.ask.Priority, to)
+	}
+}
+
+func (r *fake) Evict() {
+	r.asked = true
+	if r.evict == "late" {
+		r.w.say("%s is asked to end", r.name)
+		return
+	}
+	r.evicted()
+}
+
+// evicted is the end of one that was asked to.
+func (r *fake) evicted() {
+	if r.state == "routed" && r.asked {
+		r.end("evicted")
+		r.release(EvictedReply)
+	}
+}
+
+func (r *fake) release(how Landing) {
+	live := r.on.Live()
+	r.on.Release(r.w.clock, how == Finished)
+	if r.flight != nil {
+		r.w.ctl.Land(r.flight, how)
+		r.flight = nil
+	}
+	r.w.ctl.Released(live)
 }
 
 func (r *fake) end(how string) {
@@ -190,9 +225,7 @@ func (w *world) finish(name string) {
 		}
 	case "routed":
 		r.state = "done"
-		live := r.on.Live()
-		r.on.Release(w.clock, true)
-		w.ctl.Released(live)
+		r.release(Finished)
 	}
 }
 
@@ -200,6 +233,11 @@ func (w *world) finish(name string) {
 func (w *world) advance(d time.Duration) {
 	for end := w.clock.Add(d); ; {
 		next := w.room.Expire()
+		select {
+		case <-w.room.nudge: // as the room's goroutine
+			continue
+		default:
+		}
 		if w.clock.Add(next).After(end) {
 			w.clock = end
 			return
@@ -220,6 +258,9 @@ func (w *world) show() string {
 	fmt.Fprintf(&b, " | %d wait, %d bytes", st.Requests, st.Bytes)
 	for _, band := range st.Bands {
 		fmt.Fprintf(&b, " | band %d: %d", band.Priority, band.Requests)
+	}
+	for _, e := range st.Evictions {
+		fmt.Fprintf(&b, " | in flight %d: %d, %d asked, %d evicted, %d missed", e.Priority, e.Evictable, e.Asked, e.Replied+e.Reset, e.Missed)
 	}
 	return b.String()
 }

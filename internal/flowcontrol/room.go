@@ -289,6 +289,7 @@ type wake struct {
 	request Wakeable
 	outcome Outcome
 	hold    *pool.Live
+	victim  Victim // or it is asked to end
 }
 
 // wakeBatch bounds how long the lock is held for a crowd.
@@ -301,14 +302,20 @@ func newWakes() *wakes { return wakesPool.Get().(*wakes) }
 func (ws *wakes) free() { wakesPool.Put(ws) }
 
 func (ws *wakes) add(request Wakeable, o Outcome, hold *pool.Live) {
-	*ws = append(*ws, wake{request, o, hold})
+	*ws = append(*ws, wake{request: request, outcome: o, hold: hold})
 }
+
+func (ws *wakes) evict(victim Victim) { *ws = append(*ws, wake{victim: victim}) }
 
 func (ws *wakes) full() bool { return len(*ws) >= wakeBatch }
 
 func (ws *wakes) wake() {
 	for _, w := range *ws {
-		w.request.Wake(w.outcome, w.hold)
+		if w.victim != nil {
+			w.victim.Evict()
+		} else {
+			w.request.Wake(w.outcome, w.hold)
+		}
 	}
 	clear(*ws)
 	*ws = (*ws)[:0]

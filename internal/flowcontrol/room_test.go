@@ -162,3 +162,24 @@ func BenchmarkAddGrant(b *testing.B) {
 		q.Add(&r.Waiter, r, time.Now().Add(time.Hour), 1)
 	}
 }
+
+// TestFilledWhileLookingElsewhere: the time to live of an empty pool is over as
+// soon as an endpoint is there, whoever sees the new snapshot first.
+func TestFilledWhileLookingElsewhere(t *testing.T) {
+	config := defaultConfig()
+	config.EmptyPoolTTL = time.Second
+	w := newWorld(config)
+	w.models["e"] = []string{"m"}
+	first := w.arrive("first", Ask{Model: "m"})
+	w.live["e"] = &pool.Live{Addr: "e"}
+	w.live["e"].Hold(w.clock) // full
+	w.names = []string{"e"}
+	w.snap = pool.NewSnapshot(pool.Input{Now: w.clock, Seq: w.snap.Seq + 1, Complete: true, Fresh: true, StaleAfter: 5 * time.Second,
+		Endpoints: []pool.Endpoint{{Target: pool.Target{Addr: address(0), Model: "m"}, Live: w.live["e"], Judged: true, Ready: true}}})
+	w.arrive("second", Ask{Model: "m"}) // looks before anybody has told of it
+	w.ctl.Changed()
+	w.advance(2 * time.Second)
+	if first.state != "waiting" {
+		t.Errorf("the first: %s", first.state)
+	}
+}

@@ -127,7 +127,8 @@ func (v *View) byLoad(i int32, own int64) float64 {
 type since struct {
 	metrics  *pool.Metrics
 	inFlight int64
-	position int32 // where the endpoint was last found
+	position int32     // where the endpoint was last found
+	landed   time.Time // when a request ended that had been asked to, zero for never
 }
 
 // room is how many waiting requests may be sent to the endpoint at a position.

@@ -25,6 +25,7 @@ var update = flag.Bool("update", false, "rewrite the expected output of scenario
 //	scrape NAME [waiting=N] [kv=F] [running=N]   a new reading
 //	arrive NAME [KEY=VALUE ...]      a request; A..B in the name is several
 //	finish NAME ...                  the answer ends, or the client leaves the queue
+//	sends NAME ...                   its engine sends something: a late one that was asked to ends
 //	advance DURATION
 //	drain, undrain
 //	show
@@ -119,6 +120,10 @@ func (w *world) command(name string, args []string) error {
 			}
 			w.finish(n)
 		}
+	case "sends":
+		for _, n := range args {
+			w.requests[n].evicted()
+		}
 	case "advance":
 		d, err := time.ParseDuration(args[0])
 		if err != nil {
@@ -147,6 +152,8 @@ func (w *world) arriveCommand(args []string) error {
 			ask.Flow = value
 		case "model":
 			ask.Model = value
+		case "evict":
+			ask.Subset = value
 		case "band":
 			ask.Priority, err = strconv.Atoi(value)
 		case "bytes":
@@ -191,6 +198,8 @@ func (w *world) set(arg string) (err error) {
 	switch key {
 	case "enabled":
 		c.Enabled, err = strconv.ParseBool(value)
+	case "eviction":
+		c.Eviction, err = strconv.ParseBool(value)
 	case "displace":
 		c.Displace, err = strconv.ParseBool(value)
 	case "saturation":

@@ -49,6 +49,8 @@ type Stats struct {
 	Bytes    int64
 	Bands    []BandStats
 	Flows    []FlowStats
+	// Evictions are by priority, the lowest first.
+	Evictions []EvictionStats
 }
 
 // Stats returns what waits here: bands by priority, the highest first, and flows
@@ -66,6 +68,9 @@ func (c *Controller) Stats() Stats {
 			bs.Oldest = time.Duration(now - b.waiters.first.arrival)
 		}
 		st.Bands = append(st.Bands, bs)
+	}
+	for _, fs := range c.flights {
+		st.Evictions = append(st.Evictions, fs.stats)
 	}
 	for _, f := range c.flowStats {
 		fs := *f

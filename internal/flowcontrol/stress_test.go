@@ -28,6 +28,9 @@ type stressed struct {
 	on      pool.Reservation
 	wakes   atomic.Int32
 	ends    atomic.Int32
+
+	flight *Flight
+	evicts atomic.Int32
 }
 
 type stressWorker struct {
@@ -47,6 +50,8 @@ type stress struct {
 	waited  atomic.Int64
 	handed  atomic.Int64 // grants that came too late
 	lowered atomic.Int64
+	evicted atomic.Int64
+	missed  atomic.Int64
 	clock   atomic.Int64 // nanoseconds: each request takes a while
 	chaos   chan struct{}
 }
@@ -94,6 +99,40 @@ func (r *stressed) decide(hold *pool.Live) {
 func (r *stressed) route(live *pool.Live) {
 	r.on = live.Reserve(pool.Load{}, r.s.now())
 	r.s.routed.Add(1)
+	if r.ask.Priority < 0 && r.s.ctl.Evicting() {
+		r.flight = r.s.ctl.Fly(r, r.ask.Priority, live)
+	}
+}
+
+func (r *stressed) Evict() {
+	if r.evicts.Add(1) > 1 {
+		r.s.t.Error("asked twice to end")
+	}
+	if r.ask.Cost%2 == 0 { // as a door that posts; else the next look finds it
+		r.worker.posts <- r
+	}
+}
+
+// evict ends a request that was asked to, on its worker.
+func (r *stressed) evict() {
+	if r.flight != nil && r.evicts.Load() > 0 {
+		r.s.evicted.Add(1)
+		r.release(EvictedReset)
+		r.end(5)
+	}
+}
+
+func (r *stressed) release(how Landing) {
+	live := r.on.Live()
+	r.on.Release(r.s.now(), how == Finished)
+	if r.flight != nil {
+		r.s.ctl.Land(r.flight, how)
+		r.flight = nil
+		if how == Finished && r.evicts.Load() > 0 {
+			r.s.missed.Add(1)
+		}
+	}
+	r.s.ctl.Released(live)
 }
 
 func (r *stressed) wait(with []*pool.Live) {
@@ -130,6 +169,7 @@ func (r *stressed) end(how int) {
 
 // resume is what a post leads to.
 func (r *stressed) resume() {
+	r.evict()
 	if !r.word.CompareAndSwap(2, 0) {
 		return // it has ended meanwhile
 	}
@@ -144,6 +184,9 @@ func (r *stressed) resume() {
 
 // finish is the end of the stream.
 func (r *stressed) finish() {
+	if r.evicts.Load() > 0 && r.ask.Cost%2 == 1 && r.worker.rng.IntN(2) == 0 {
+		r.evict()
+	}
 	if r.ends.Load() > 0 {
 		r.word.Store(3)
 		return
@@ -162,9 +205,7 @@ func (r *stressed) finish() {
 			r.s.t.Error("a request ends that was neither answered nor sent")
 			return
 		}
-		live := r.on.Live()
-		r.on.Release(r.s.now(), true)
-		r.s.ctl.Released(live)
+		r.release(Finished)
 		r.end(4)
 	}
 }
@@ -225,6 +266,7 @@ func TestStress(t *testing.T) {
 		c.EmptyPoolTTL = time.Duration(rng.IntN(2)) * 10 * time.Millisecond
 		c.FlowLabels = 3
 		c.Enabled = rng.IntN(20) > 0
+		c.Eviction = rng.IntN(4) > 0
 		s.config.Store(&c)
 		s.ctl.Apply(c)
 	}
@@ -232,6 +274,7 @@ func TestStress(t *testing.T) {
 	publish(rng)
 	s.room = NewRoom(100, 1<<40, s.now)
 	s.ctl = s.room.NewController(Options{Snapshot: func() *pool.Snapshot { return s.snap.Load() }, Candidates: candidates})
+	s.ctl.patience = int64(200 * time.Microsecond)
 	s.ctl.granted = func(w *Waiter, i int32) {
 		if s.ctl.config.Order == FCFS {
 			for x := w.flow.band.waiters.first; x != w; x = x.links[inBand].next {
@@ -332,6 +375,14 @@ func TestStress(t *testing.T) {
 	if st.Requests != 0 || st.Bytes != 0 || requests != 0 || bytes != 0 {
 		t.Errorf("%d wait, %d bytes are left", st.Requests, st.Bytes)
 	}
+	for _, e := range st.Evictions {
+		if e.Evictable != 0 || e.Asked != 0 || e.Reset+e.Missed == 0 {
+			t.Errorf("evictions: %+v", e)
+		}
+	}
+	if s.evicted.Load() < int64(n)/1000 {
+		t.Errorf("%d evicted: too few to mean anything", s.evicted.Load())
+	}
 	if len(st.Flows) > 4 {
 		t.Errorf("%d flows have statistics", len(st.Flows))
 	}
@@ -341,6 +392,6 @@ func TestStress(t *testing.T) {
 	if s.ends[1].Load() == 0 || s.ends[2].Load() == 0 || s.routed.Load() == 0 || s.waited.Load() < int64(n)/20 {
 		t.Errorf("too little happened: %d routed, %d waited, ends %v", s.routed.Load(), s.waited.Load(), &s.ends)
 	}
-	t.Logf("%d routed, %d waited, %d answered, %d left while waiting, %d when granted, %d grants came too late",
-		s.routed.Load(), s.waited.Load(), s.ends[1].Load()+s.ends[7].Load(), s.ends[2].Load(), s.ends[3].Load(), s.handed.Load())
+	t.Logf("%d routed, %d waited, %d answered, %d left while waiting, %d when granted, %d grants came too late, %d evicted, %d missed",
+		s.routed.Load(), s.waited.Load(), s.ends[1].Load()+s.ends[7].Load(), s.ends[2].Load(), s.ends[3].Load(), s.handed.Load(), s.evicted.Load(), s.missed.Load())
 }
