@@ -219,7 +219,7 @@ func TestPriorities(t *testing.T) {
 			})
 			w.waits(t, n+1)
 		}
-		const objective, flow = "x-llm-d-inference-objective", "x-llm-d-inference-fairness-id"
+		const flow = "x-llm-d-inference-fairness-id"
 		send("low", objective, "low")
 		send("a1", flow, "a")
 		send("a2", flow, "a")
@@ -323,19 +323,56 @@ func TestStorm(t *testing.T) {
 				t.Errorf("%s: clients saw %d, the access log %d", reason, n, logged[reason])
 			}
 		}
-		for _, name := range []string{"shunt_in_flight_requests", "shunt_waiting_requests", "shunt_waiting_bytes", "shunt_queue_requests", "shunt_queue_bytes", "shunt_endpoint_in_flight_requests"} {
-			if n := w.metric(t, name); n != 0 {
-				t.Errorf("%s is %v", name, n)
-			}
-		}
-		if n := w.metric(t, "shunt_internal_errors_total"); n != 0 {
-			t.Errorf("%v internal errors", n)
-		}
+		w.countsAgree(t)
+		w.nothingLeft(t)
 		if seen["ok"] == 0 || seen["rejected-saturated"] == 0 || seen["rejected-ttl-expired"] == 0 {
 			t.Errorf("too little happened: %v", seen)
 		}
 		t.Logf("%v, %d clients left", seen, cancelled)
 	})
+}
+
+// countsAgree checks that each drop reason has as many lines in the access log as
+// its counter says.
+func (w *world) countsAgree(t *testing.T) {
+	t.Helper()
+	for _, reason := range []string{"rejected-saturated", "rejected-ttl-expired", "rejected-no-endpoints", "rejected-context-cancelled", "rejected-shutting-down", "rejected-internal", "evicted"} {
+		eventually(t, reason+" counted and logged alike", func() string {
+			if logged, counted := w.records.with(t, reason), w.drops(t, reason); float64(logged) != counted {
+				return fmt.Sprintf("%d logged, %v counted", logged, counted)
+			}
+			return ""
+		})
+	}
+}
+
+// with is the number of requests with a reason.
+func (r *records) with(t *testing.T, reason string) (n int) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, line := range r.byID {
+		var record doc
+		if err := json.Unmarshal([]byte(line), &record); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		if record.at("shunt", "reason") == reason {
+			n++
+		}
+	}
+	return n
+}
+
+// nothingLeft checks that no request is in flight or waits, and that none met a
+// fault of ours.
+func (w *world) nothingLeft(t *testing.T) {
+	t.Helper()
+	for _, name := range []string{"shunt_in_flight_requests", "shunt_waiting_requests", "shunt_waiting_bytes", "shunt_held_body_bytes", "shunt_queue_requests",
+		"shunt_queue_bytes", "shunt_endpoint_in_flight_requests", "shunt_evictable_requests", "shunt_evicting_requests", "shunt_internal_errors_total"} {
+		if n := w.metric(t, name); n != 0 {
+			t.Errorf("%s is %v", name, n)
+		}
+	}
 }
 
 // TestEnginesDieWhileRequestsWait: what waits goes where there is an engine, and

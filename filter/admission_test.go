@@ -447,16 +447,26 @@ func TestSentToAFullEndpoint(t *testing.T) {
 // they like, race for few slots. Nobody has one too many, and none is lost.
 func TestFlowControlRaces(t *testing.T) {
 	const workers, rounds, slots = 4, 3000, 2
-	w := newWorld(t, strings.Replace(oneAtATime, "maxConcurrency: 1", fmt.Sprint("maxConcurrency: ", slots), 1))
+	w := newWorld(t, strings.Replace(evicting, "maxConcurrency: 1", fmt.Sprint("maxConcurrency: ", slots), 1))
 	w.publish("default", ep(1, "m"), ep(2, "m"))
 	p := w.pool("default")
 	var working sync.WaitGroup
-	var routed, cancelled, dropped atomic.Int64
+	var routed, cancelled, dropped, evicted atomic.Int64
 	for id := range workers {
 		working.Go(func() {
 			rng := rand.New(rand.NewPCG(9, uint64(id)))
-			posts := make(chan *racer, rounds)
+			posts := make(chan *racer, 2*rounds)
 			var open []*racer
+			take := func(r *racer) {
+				if r.ended.Load() {
+					return
+				}
+				if r.Evicted(End{}, &r.v); r.v.Action == Reply {
+					evicted.Add(1)
+				} else {
+					r.Resume(&r.v)
+				}
+			}
 			finish := func(r *racer) {
 				r.ended.Store(true)
 				state := r.word.Load()
@@ -483,9 +493,7 @@ func TestFlowControlRaces(t *testing.T) {
 				r.Body([][]byte{[]byte(chatBody)}, &r.v)
 				open = append(open, r)
 				for len(posts) > 0 {
-					if r := <-posts; !r.ended.Load() {
-						r.Resume(&r.v)
-					}
+					take(<-posts)
 				}
 				for len(open) > 20 || len(open) > 0 && rng.IntN(2) == 0 {
 					i := rng.IntN(len(open))
@@ -496,9 +504,7 @@ func TestFlowControlRaces(t *testing.T) {
 			}
 			for len(open) > 0 {
 				for len(posts) > 0 {
-					if r := <-posts; !r.ended.Load() {
-						r.Resume(&r.v)
-					}
+					take(<-posts)
 				}
 				finish(open[0])
 				open = open[1:]
@@ -514,6 +520,9 @@ func TestFlowControlRaces(t *testing.T) {
 	}
 	if n := metricOf(p.counters.drops[DropContextCancelled]); n != float64(cancelled.Load()) {
 		t.Errorf("%v counted, %d cancelled", n, cancelled.Load())
+	}
+	if n := metricOf(p.counters.drops[DropEvicted]); n != float64(evicted.Load()) || n == 0 {
+		t.Errorf("%v counted, %d evicted", n, evicted.Load())
 	}
 	w.idle(t)
 }

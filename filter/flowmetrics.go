@@ -49,12 +49,20 @@ var (
 	descFlowDispatched = flowDesc("dispatched_total", "Those that were then sent.")
 	descFlowDropped    = flowDesc("dropped_total", "Those that were not, and those refused over a limit.")
 	descFlowWaited     = flowDesc("waited_seconds_total", "How long they waited together.")
-	descDraining       = prometheus.NewDesc("shunt_draining", "0 serving, 1 within the grace of a drain, 2 after it.", nil, nil)
-	descFlights        = prometheus.NewDesc("shunt_in_flight_requests", "Requests that engines work on.", nil, nil)
+	descEvictable      = evictDesc("evictable_requests", "Requests in flight that may be ended for a higher priority.")
+	descEvicting       = evictDesc("evicting_requests", "Those of them that were asked to end, and have not yet.")
+	descEvictions      = evictDesc("evictions_total",
+		"Requests in flight that were asked to end for a higher priority, by how they did: before response headers (reply), after them (reset), or by themselves (missed).", "outcome")
+	descDraining = prometheus.NewDesc("shunt_draining", "0 serving, 1 within the grace of a drain, 2 after it.", nil, nil)
+	descFlights  = prometheus.NewDesc("shunt_in_flight_requests", "Requests that engines work on.", nil, nil)
 )
 
 func bandDesc(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("shunt_queue_"+name, help, []string{"pool", "priority"}, nil)
+}
+
+func evictDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("shunt_"+name, help, append([]string{"pool", "priority"}, labels...), nil)
 }
 
 func flowDesc(name, help string) *prometheus.Desc {
@@ -66,7 +74,7 @@ func (c flowCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descSaturation, descFullEndpoints, descUnknown, descBandRequests, descBandBytes, descBandFlows, descBandLimit, descBandOldest,
 		descBandPace, descBandTotal, descFlowWaiting, descFlowQueued, descFlowDispatched, descFlowDropped, descFlowWaited,
-		descDraining, descFlights,
+		descEvictable, descEvicting, descEvictions, descDraining, descFlights,
 	} {
 		ch <- d
 	}
@@ -99,6 +107,15 @@ func (c flowCollector) Collect(ch chan<- prometheus.Metric) {
 			} {
 				counter(descBandTotal, float64(n), append(labels, outcome)...)
 			}
+		}
+		for i := range stats.Evictions {
+			e := &stats.Evictions[i]
+			priority := strconv.Itoa(e.Priority)
+			gauge(descEvictable, float64(e.Evictable), p.name, priority)
+			gauge(descEvicting, float64(e.Asked), p.name, priority)
+			counter(descEvictions, float64(e.Replied), p.name, priority, "reply")
+			counter(descEvictions, float64(e.Reset), p.name, priority, "reset")
+			counter(descEvictions, float64(e.Missed), p.name, priority, "missed")
 		}
 		for i := range stats.Flows {
 			f := &stats.Flows[i]

@@ -181,6 +181,8 @@ type host struct {
 	posts    chan struct{}
 	metadata map[string]string // by namespace and key, with a space between
 	lists    map[string][]string
+	late     bool // it ends requests only when their engine sends something
+	evicts   int  // posted
 }
 
 func newHost() *host { return &host{posts: make(chan struct{}, 4)} }
@@ -201,6 +203,9 @@ func (h *host) PrepareWait() {
 		h.onWait()
 	}
 }
+
+func (h *host) Evictable(streams bool) bool { return streams || !h.late }
+func (h *host) PostEvict()                  { h.evicts++ }
 
 func (h *host) Post() { h.posts <- struct{}{} }
 

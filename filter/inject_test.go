@@ -278,6 +278,11 @@ func (*doorStream) Metadata(string, string) string { return "" }
 func (*doorStream) MetadataList(string, string) ([]string, bool) { return nil, false }
 
 func (s *doorStream) PrepareWait() {}
+
+func (s *doorStream) Evictable(bool) bool { return false }
+
+func (s *doorStream) PostEvict() {}
+
 func (s *doorStream) Post() {
 	s.worker.events <- func() {
 		if !s.ended {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shuntproxy/shunt/internal/flowcontrol"
 	"github.com/shuntproxy/shunt/internal/openai"
 	"github.com/shuntproxy/shunt/scorer"
 )
@@ -120,7 +121,7 @@ func (r *Request) guard(where string, v *Verdict) {
 		v.Remove = append(v.Remove, headerNames[h]) // whatever was seen of them
 	}
 	switch {
-	case where == "trailers", where == "served":
+	case where == "trailers", where == "served", where == "evicted":
 		return // they decide nothing: the request stays as it was
 	case r.word.Load() == stateDone:
 		return // one caught after a reply sends no second
@@ -144,12 +145,7 @@ func (r *Request) undo() {
 	case stateGranted:
 		r.giveUp()
 	case stateRouted:
-		live := r.held.Live()
-		r.held.Release(r.gen.runtime.now(), false)
-		r.gen.runtime.flights.add(-1)
-		if live != nil {
-			r.freed(live)
-		}
+		r.giveBack(r.gen.runtime.now(), false, flowcontrol.Finished)
 	}
 }
 

@@ -26,6 +26,13 @@ type Host interface {
 	// Post leads to one call of Request.Resume on the request's worker. Any
 	// goroutine may call it; after Finish it does nothing.
 	Post()
+	// Evictable reports, on the request's worker, whether the door can end the
+	// request once it was sent; streams is whether the client asked for a stream.
+	Evictable(streams bool) bool
+	// PostEvict leads to a call of Request.Evicted on the request's worker: at once,
+	// or when the engine next sends something. Any goroutine may call it; after
+	// Finish it does nothing.
+	PostEvict()
 }
 
 // The states of a request's word. The worker moves it, but for the step from
@@ -39,15 +46,18 @@ const (
 	stateDone                  // ended, or answered by shunt
 )
 
-// Request is one HTTP stream. All methods but Wake are called on its worker,
-// in the order of their declaration; Resume comes once for each Wait.
+// Request is one HTTP stream. All methods but Wake, Evict and Evicting are
+// called on its worker, in the order of their declaration; Resume comes once for
+// each Wait, and Evicted at any time between the verdict that routed the request
+// and Finish.
 type Request struct {
 	// immutable after Init
 	host Host
 	gen  *Generation
 
-	word atomic.Uint32
-	wait waiting
+	word     atomic.Uint32
+	wait     waiting
+	eviction eviction
 
 	// of the worker
 	set       *settings // read once, at headers
@@ -362,6 +372,7 @@ func (r *Request) send(snap *pool.Snapshot, choice scorer.Choice, now time.Time,
 	r.held = choice.Reservation
 	r.word.Store(stateRouted)
 	r.gen.runtime.flights.add(1)
+	r.fly()
 	fallback := choice.Fallback.String()
 	r.pool.counters.picked(r.policy, choice.Fallback)
 	v.Action, v.Destination = Continue, r.destinations(snap, choice.Index, rand.Uint64())
@@ -406,6 +417,9 @@ func (r *Request) Served(address string, v *Verdict) {
 	r.pool.holder.Report(pool.Fault{Live: left, Kind: pool.FaultConnect, At: r.gen.runtime.now()})
 	if e := r.pool.holder.Load().ByKey(address); e != nil {
 		r.held.Move(e.Live, r.gen.runtime.now())
+		if r.eviction.flight != nil {
+			r.pool.flow.Moved(r.eviction.flight, e.Live)
+		}
 		r.freed(left)
 		if e.Pod != "" {
 			pod = e.Pod
@@ -452,18 +466,9 @@ func (r *Request) finish(end End, v *Verdict) {
 		r.cancelled(v)
 	case stateRouted:
 		now, live := r.gen.runtime.now(), r.held.Live()
-		r.settle(end, now, v)
-		r.held.Release(now, end.Answered && end.Details == "")
+		r.leave(end, now, end.Answered && end.Details == "", flowcontrol.Finished, v)
 		if end.Answered && !end.Complete {
 			r.pool.counters.incomplete.Inc()
-		}
-		r.gen.runtime.flights.add(-1)
-		r.freed(live)
-		if end.FirstByte > 0 {
-			r.pool.counters.firstByte.Observe(end.FirstByte.Seconds())
-			if !v.has("ttft_ms") {
-				v.number("ttft_ms", float64(end.FirstByte)/float64(time.Millisecond))
-			}
 		}
 		if kind, fault := classify(end); fault {
 			r.pool.counters.faults[kind].Inc()

@@ -275,6 +275,10 @@ func (*racer) Metadata(string, string) string { return "" }
 func (*racer) MetadataList(string, string) ([]string, bool) { return nil, false }
 
 func (r *racer) PrepareWait() {}
+
+func (r *racer) Evictable(bool) bool { return true }
+
+func (r *racer) PostEvict() { r.posts <- r }
 func (r *racer) Post() {
 	r.posted.Add(1)
 	r.posts <- r

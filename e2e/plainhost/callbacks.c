@@ -180,6 +180,20 @@ void CB(http_send_response_headers)(void* envoy, envoy_dynamic_module_type_modul
   (void)headers, (void)count, (void)end;
   reply(here(envoy), 200, (text_t){"", 0});
 }
+// A reset ends the stream without completing it.
+void CB(http_filter_reset_stream)(void* envoy, envoy_dynamic_module_type_http_filter_stream_reset_reason reason,
+                                  text_t details) {
+  (void)reason;
+  if (details.length == 0) {
+    fail("a reset without details");
+  }
+  stream_t* s = here(envoy);
+  if (s->sent_reply) {
+    fail("a reset after a reply");
+  }
+  s->sent_reply = true;
+  stream_end(s);
+}
 
 // ---- the scheduler ----
 

@@ -145,7 +145,7 @@ type stream struct {
 
 	mu sync.Mutex // held for one callback that does not block
 	// protected by mu
-	scheduler unsafe.Pointer // nil unless the request has waited
+	scheduler unsafe.Pointer // nil unless the request has waited or may be evicted
 	finished  bool
 }
 
@@ -186,13 +186,25 @@ func (s *stream) PrepareWait() {
 	}
 }
 
-// Post implements filter.Host. The lock keeps the scheduler alive until the
-// event is handed over.
-func (s *stream) Post() {
+// Post implements filter.Host.
+func (s *stream) Post() { s.post(C.SHUNT_EVENT_RESUME) }
+
+// Evictable implements filter.Host: any stream can be ended at any time.
+func (s *stream) Evictable(bool) bool {
+	s.PrepareWait()
+	return true
+}
+
+// PostEvict implements filter.Host.
+func (s *stream) PostEvict() { s.post(C.SHUNT_EVENT_EVICT) }
+
+// post hands an event to the stream's worker. The lock keeps the scheduler alive
+// until it is handed over.
+func (s *stream) post(event C.uint64_t) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.finished && s.scheduler != nil {
-		C.shunt_scheduler_commit(s.scheduler)
+		C.shunt_scheduler_commit(s.scheduler, event)
 	}
 }
 
@@ -397,6 +409,16 @@ func shuntResume(ref C.shunt_ref, tape *C.shunt_tape) (action C.int) {
 	defer replyOnPanic("resume", &action, tape)
 	w := workerOf(ref)
 	w.at(ref).Resume(&w.verdict)
+	return record(&w.verdict, tape)
+}
+
+//export shuntEvicted
+func shuntEvicted(ref C.shunt_ref, status C.uint32_t, answered, complete C.bool, firstByte C.int64_t, tape *C.shunt_tape) (action C.int) {
+	defer replyOnPanic("evicted", &action, tape)
+	w := workerOf(ref)
+	w.at(ref).Evicted(filter.End{
+		Answered: bool(answered), Complete: bool(complete), Status: int(status), FirstByte: time.Duration(firstByte),
+	}, &w.verdict)
 	return record(&w.verdict, tape)
 }
 

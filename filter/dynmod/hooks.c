@@ -90,7 +90,7 @@ bool shunt_metadata_list_string(void* envoy, const char* ns, size_t ns_length, c
                                            (envoy_dynamic_module_type_module_buffer){key, key_length}, index, value);
 }
 void* shunt_scheduler_new(void* envoy) { return CB(http_filter_scheduler_new)(envoy); }
-void shunt_scheduler_commit(void* scheduler) { CB(http_filter_scheduler_commit)(scheduler, 0); }
+void shunt_scheduler_commit(void* scheduler, uint64_t event) { CB(http_filter_scheduler_commit)(scheduler, event); }
 void shunt_scheduler_delete(void* scheduler) { CB(http_filter_scheduler_delete)(scheduler); }
 uint32_t shunt_concurrency(void) { return CB(get_concurrency)(); }
 bool shunt_validation_mode(void) { return CB(is_validation_mode)(); }
@@ -363,6 +363,11 @@ static void apply(envoy_t envoy, stream_t* s, shunt_tape* tape, int action,
   case SHUNT_REPLY:
     s->state = STATE_REPLIED;
     send_reply(envoy, &reply);
+    break;
+  case SHUNT_RESET:
+    s->state = STATE_REPLIED;
+    CB(http_filter_reset_stream)
+    (envoy, envoy_dynamic_module_type_http_filter_stream_reset_reason_LocalReset, reply.details);
     break;
   }
 }
@@ -668,12 +673,33 @@ envoy_dynamic_module_type_on_http_filter_request_trailers_status envoy_dynamic_m
   return action == SHUNT_CONTINUE ? TRAILERS(Continue) : TRAILERS(StopIteration);
 }
 
-// A request that waited is decided, on its own worker.
+static int64_t first_byte_ns(const stream_t* s) { return s->first_byte_at > 0 ? s->first_byte_at - s->routed_at : 0; }
+
+// evict ends a routed stream that flow control has asked to end. Once the
+// response has begun, only a reset can.
+static void evict(envoy_t envoy, stream_t* s) {
+  if (s->state != STATE_PASS || !s->routed || s->local_reply) {
+    return; // it ends, or has ended, by itself
+  }
+  const bool answered = s->answered;
+  WITH_TAPE(tape)
+  const int action = shuntEvicted(s->ref, s->status, answered, s->complete, first_byte_ns(s), &tape);
+  if (action == SHUNT_REPLY) {
+    s->watch = false;
+    apply(envoy, s, &tape, answered ? SHUNT_RESET : SHUNT_REPLY, KIND(RequestHeader), false);
+  }
+  tape_free(&tape);
+}
+
+// A request that waited is decided, or one is to end, on its own worker.
 void envoy_dynamic_module_on_http_filter_scheduled(envoy_dynamic_module_type_http_filter_envoy_ptr envoy,
                                                    envoy_dynamic_module_type_http_filter_module_ptr module,
                                                    uint64_t event) {
-  (void)event;
   stream_t* s = (stream_t*)module;
+  if (event == SHUNT_EVENT_EVICT) {
+    evict(envoy, s);
+    return;
+  }
   if (s->state != STATE_WAIT) {
     return;
   }
@@ -842,11 +868,10 @@ void envoy_dynamic_module_on_http_filter_stream_complete(envoy_dynamic_module_ty
   if (s == NULL || s->ref.slot == 0) {
     return;
   }
-  const int64_t first_byte = s->first_byte_at > 0 ? s->first_byte_at - s->routed_at : 0;
   WITH_TAPE(tape)
   const shunt_ref ref = s->ref;
   s->ref.slot = 0;
-  shuntFinish(ref, s->status, s->answered, s->complete, s->details, s->details_length, first_byte, &tape);
+  shuntFinish(ref, s->status, s->answered, s->complete, s->details, s->details_length, first_byte_ns(s), &tape);
   const uint8_t state = s->state;
   apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader), false);
   s->state = state;

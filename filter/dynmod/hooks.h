@@ -15,8 +15,12 @@
 typedef envoy_dynamic_module_type_envoy_http_header shunt_header;
 typedef envoy_dynamic_module_type_envoy_buffer shunt_buffer;
 
-// What Go answers: filter.Action.
-enum shunt_action { SHUNT_CONTINUE = 0, SHUNT_NEED_BODY = 1, SHUNT_WAIT = 2, SHUNT_REPLY = 3 };
+// What Go answers: filter.Action; and what the door makes of a reply to a stream
+// whose response has begun.
+enum shunt_action { SHUNT_CONTINUE = 0, SHUNT_NEED_BODY = 1, SHUNT_WAIT = 2, SHUNT_REPLY = 3, SHUNT_RESET = 4 };
+
+// Why a stream's worker is to look at it.
+enum shunt_event { SHUNT_EVENT_RESUME = 0, SHUNT_EVENT_EVICT = 1 };
 
 // What is on a tape, in this order: one byte of op, two 32-bit lengths (key,
 // value), key, value. Integers are in the machine's byte order.
@@ -66,7 +70,7 @@ void shunt_edit_body(void* envoy, bool body_hook, size_t offset, size_t length,
                      envoy_dynamic_module_type_module_buffer with);
 void shunt_log(int level, const char* text, size_t length);
 void* shunt_scheduler_new(void* envoy);
-void shunt_scheduler_commit(void* scheduler);
+void shunt_scheduler_commit(void* scheduler, uint64_t event);
 void shunt_scheduler_delete(void* scheduler);
 uint32_t shunt_concurrency(void);
 bool shunt_validation_mode(void);

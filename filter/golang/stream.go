@@ -166,6 +166,32 @@ func (s *stream) Post() {
 	}()
 }
 
+// Evictable implements filter.Host: the door can end a request only when its
+// engine sends something, so one whose answer comes in one piece would be ended
+// when it is done.
+func (s *stream) Evictable(streams bool) bool { return streams }
+
+// PostEvict implements filter.Host: the next part of the response finds it.
+func (s *stream) PostEvict() {}
+
+// evicted ends a stream that flow control has asked to end, and reports whether
+// it did. Once the response has begun, Envoy makes a reset of the reply.
+func (s *stream) evicted() bool {
+	if s.phase != phasePass || !s.request.Evicting() {
+		return false
+	}
+	end := s.end
+	end.Complete = s.complete
+	s.request.Evicted(end, &s.verdict)
+	s.setMetadata()
+	if s.verdict.Action != filter.Reply {
+		return false
+	}
+	s.phase, s.watch = phaseReplied, false
+	s.reply(s.callbacks.EncoderFilterCallbacks())
+	return true
+}
+
 // resumeFailed answers a request whose grant met a fault of the door: nobody
 // else would, and it would wait for ever.
 func (s *stream) resumeFailed() {
@@ -213,7 +239,7 @@ func (s *stream) apply(needBody api.StatusType) api.StatusType {
 		return api.Running
 	case filter.Reply:
 		s.phase, s.headers = phaseReplied, nil
-		s.reply()
+		s.reply(s.callbacks.DecoderFilterCallbacks())
 		return api.LocalReply
 	}
 	if v.Destination != "" {
@@ -242,7 +268,13 @@ func (s *stream) setMetadata() {
 	}
 }
 
-func (s *stream) reply() {
+// replier is the side of the stream that a reply is sent from: the one whose
+// callback has come.
+type replier interface {
+	SendLocalReply(status int, body string, headers map[string][]string, grpcStatus int64, details string)
+}
+
+func (s *stream) reply(from replier) {
 	r := &s.verdict.Reply
 	headers := make(map[string][]string, len(r.Headers))
 	for _, h := range r.Headers {
@@ -252,7 +284,7 @@ func (s *stream) reply() {
 	if r.GRPC != 0 {
 		body = r.Message // Envoy makes grpc-message of it
 	}
-	s.callbacks.DecoderFilterCallbacks().SendLocalReply(r.Status, body, headers, int64(r.GRPC), r.Details)
+	from.SendLocalReply(r.Status, body, headers, int64(r.GRPC), r.Details)
 }
 
 // EncodeHeaders implements api.StreamEncoderFilter.
@@ -273,7 +305,11 @@ func (s *stream) EncodeHeaders(headers api.ResponseHeaderMap, endStream bool) (s
 		s.watch = false
 		return api.Continue
 	}
-	s.end.Answered, s.complete = true, endStream
+	s.complete = endStream
+	if s.evicted() {
+		return api.LocalReply
+	}
+	s.end.Answered = true
 	s.end.FirstByte = time.Since(s.pickedAt)
 	if address, ok := info.UpstreamRemoteAddress(); ok && address != s.picked {
 		s.request.Served(address, &s.verdict)
@@ -307,6 +343,9 @@ func (s *stream) EncodeData(buffer api.BufferInstance, endStream bool) (status a
 	defer s.contain("response body", &status)
 	if endStream {
 		s.complete = true
+	}
+	if s.evicted() {
+		return api.LocalReply
 	}
 	if !s.watch || s.phase == phaseReplied || buffer.Len() == 0 {
 		return api.Continue
@@ -392,7 +431,7 @@ func (s *stream) fail(where string, cause any) api.StatusType {
 		Headers: []filter.Header{{Key: filter.HeaderDropReason, Value: filter.DropInternal.String()}},
 	}
 	s.phase, s.headers = phaseReplied, nil
-	s.reply()
+	s.reply(s.callbacks.DecoderFilterCallbacks())
 	return api.LocalReply
 }
 

@@ -89,6 +89,11 @@ type FlowControl struct {
 	// rejected-saturated. Default: false.
 	Displace bool `json:"displace,omitempty" default:"false"`
 
+	// Eviction lets requests of negative priority that engines work on be ended with
+	// evicted, for requests of a higher priority that have waited for half a second
+	// while nothing came free. Default: false.
+	Eviction bool `json:"eviction,omitempty" default:"false"`
+
 	// Bands are what differs for single priorities. Default: none.
 	Bands []FlowBand `json:"bands,omitempty"`
 
@@ -166,7 +171,7 @@ func (o *Objective) TPOT() time.Duration {
 // Compile makes what internal/flowcontrol needs of a validated FlowControl.
 func (f *FlowControl) Compile() (flowcontrol.Config, error) {
 	c := flowcontrol.Config{
-		Enabled: f.Enabled, Weights: f.Weights, TTL: f.TTL, EmptyPoolTTL: f.EmptyPoolTTL,
+		Enabled: f.Enabled, Eviction: f.Eviction, Weights: f.Weights, TTL: f.TTL, EmptyPoolTTL: f.EmptyPoolTTL,
 		Flow:     flowcontrol.Limit{Requests: f.FlowRequests, Bytes: int64(f.FlowBytes)},
 		Band:     flowcontrol.Limit{Requests: f.BandRequests, Bytes: int64(f.BandBytes)},
 		Total:    flowcontrol.Limit{Requests: f.MaxRequests, Bytes: int64(f.MaxBytes)},
@@ -221,6 +226,9 @@ func (c *checker) flow(cfg *Config) {
 		inRange(c, at(bound.name), bound.value, 0, 10_000_000)
 	}
 	inRange(c, at("flowLabels"), f.FlowLabels, 0, 10_000)
+	if f.Eviction && !f.Enabled {
+		c.fail(at("eviction"), "has no effect without enabled: true")
+	}
 	seen := map[int]bool{}
 	for i, b := range f.Bands {
 		band := indexPath(at("bands"), i)
