@@ -482,7 +482,7 @@ func TestFlowControlRaces(t *testing.T) {
 			}
 			for range rounds {
 				if rng.IntN(4) == 0 {
-					w.clock.advance(20 * time.Millisecond)
+					w.clock.advance(600 * time.Millisecond) // what waits is overdue for eviction
 					w.room.Expire()
 				}
 				r := &racer{posts: posts}

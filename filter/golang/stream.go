@@ -47,6 +47,7 @@ type stream struct {
 	adds     []filter.Header // for the response
 	watch    bool            // the response, or more of it, is wanted
 	body     []byte          // reused by what is put into a response
+	told     []filter.Field  // of a reply from a goroutine: the stream may end before Envoy has them
 	picked   string
 	pickedAt time.Time
 	end      filter.End
@@ -159,6 +160,9 @@ func (s *stream) Post() {
 		s.request.Resume(&s.verdict)
 		if s.verdict.Action == filter.Wait {
 			return
+		}
+		if s.verdict.Action == filter.Reply {
+			s.told = slices.Clone(s.verdict.Metadata)
 		}
 		if s.apply(api.Continue) == api.Continue {
 			s.callbacks.DecoderFilterCallbacks().Continue(api.Continue)
@@ -395,6 +399,7 @@ func (s *stream) finish(logged bool) {
 	}
 	s.request.Finish(s.end, &s.verdict)
 	if logged {
+		s.verdict.Metadata = append(s.verdict.Metadata, s.told...)
 		s.setMetadata()
 	}
 }
