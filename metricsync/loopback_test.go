@@ -94,9 +94,9 @@ func TestOverRealSockets(t *testing.T) {
 	})
 }
 
-// TestChurn changes the set a hundred times a second of the pool's time, and more
-// often than that, while readers look at it: endpoints come, go and change their
-// labels, engines and ports.
+// TestChurn changes the set as often as snapshots come, up to a hundred times a second,
+// while readers look at it: endpoints come, go and change their labels, engines and
+// ports. Each set is waited for, since of two that wait the later one counts alone.
 func TestChurn(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(goodPage)) }))
 	t.Cleanup(srv.Close)
@@ -139,9 +139,9 @@ func TestChurn(t *testing.T) {
 	before := runtime.NumGoroutine()
 	dead := refused(t).Port()
 	engines := []pool.Engine{pool.EngineVLLM, pool.EngineSGLang, pool.EngineUnknown}
-	for round := range 300 {
+	for round := range 200 {
 		set := []pool.Target{stays}
-		set[0].Model, set[0].Pod = fmt.Sprint("m", round%3), fmt.Sprint("pod", round%2)
+		set[0].Model, set[0].Pod = fmt.Sprint("m", round), fmt.Sprint("pod", round%2)
 		for i := range 10 {
 			other := stays
 			other.Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 1, byte(1 + (round+i)%20)}), dead)
@@ -156,8 +156,11 @@ func TestChurn(t *testing.T) {
 		s.SetTargets("static", set, Complete)
 		if round%50 == 0 {
 			s.Apply(Config{Interval: minInterval + time.Duration(round), Sources: []string{"static"}})
-			await(t, published, "another round", func(s *pool.Snapshot) bool { return len(s.Endpoints) == 11 })
 		}
+		await(t, published, "this round's set", func(s *pool.Snapshot) bool {
+			e := s.ByKey(stays.Addr.String())
+			return len(s.Endpoints) == 11 && e != nil && e.Model == set[0].Model
+		})
 	}
 	s.SetTargets("static", []pool.Target{stays}, Complete)
 	await(t, published, "only the one that stays, ready", func(s *pool.Snapshot) bool {
