@@ -173,6 +173,7 @@ func TestParserForgets(t *testing.T) {
 	if got := feed(vllm, "vllm:num_requests_waiting 2\n"); show(got.metrics) != "- 2 -" {
 		t.Errorf("a longer name in the place of a shorter one: got %s", show(got.metrics))
 	}
+	vllm = newParser(testTables.of(pool.EngineVLLM))
 	feed(vllm, "vllm:num_requests_waiting{engine=\"0\"} 1\nvllm:num_requests_waiting{engine=\"1\"} 2\n")
 	if got := feed(vllm, strings.Repeat("vllm:num_requests_waiting{engine=\"7\"} 4\n", 2)); show(got.metrics) != "- 4 -" {
 		t.Errorf("one series in the places of two: got %s", show(got.metrics))
