@@ -403,6 +403,68 @@ func TestWaiting(t *testing.T) {
 	})
 }
 
+// TestWaitsAtHeaders: what has to wait before its body is there goes on with the
+// body, empty or not, and with its trailers, whichever comes first.
+func TestWaitsAtHeaders(t *testing.T) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
+		w := start(t, d, setup{})
+		wait := header("x-shunt-test", "wait-10m")
+		trailer := func() http.Header {
+			return http.Header{"X-Checksum": {"kept"}, "X-Gateway-Destination-Endpoint": {"127.0.0.1:1"}}
+		}
+		grant := func(t *testing.T) {
+			t.Helper()
+			if status, n := w.adminDo("POST", "/test/grant?n=1"); status != 200 || strings.TrimSpace(n) != "1" {
+				t.Fatalf("grant: %d %s", status, n)
+			}
+		}
+		arrived := func(t *testing.T, b *background, body string, trailers bool) {
+			t.Helper()
+			r, err := b.wait()
+			if err != nil || r.status != 200 {
+				t.Fatalf("%v %v", err, r)
+			}
+			_, got := w.received(t, r.id)
+			if got.BodySHA256 != sum(body) || (got.Trailers.Get("X-Checksum") == "kept") != trailers || got.Trailers.Get("X-Gateway-Destination-Endpoint") != "" {
+				t.Errorf("%d bytes arrived, trailers %v", got.BodyLen, got.Trailers)
+			}
+		}
+		for proto, c := range w.protocols() {
+			for name, body := range map[string]string{"empty": "", "a byte": "x", "long": strings.Repeat("x", 1<<20)} {
+				t.Run(proto+" "+name, func(t *testing.T) {
+					b := w.begin(t, c, call{path: "/unknown", header: wait, body: &pieces{body, 997}, length: -1, trailer: trailer()})
+					w.waitLoad(t, 0, 1)
+					grant(t)
+					arrived(t, b, body, true)
+				})
+				t.Run(proto+" "+name+", granted first", func(t *testing.T) {
+					sent, feed := io.Pipe()
+					b := w.begin(t, c, call{path: "/unknown", header: wait, body: sent, length: -1})
+					w.waitLoad(t, 0, 1)
+					grant(t)
+					w.waitStat(t, "http.shunt.downstream_rq_active", func(n int64) bool { return n == 1 })
+					if _, err := io.WriteString(feed, body); err != nil {
+						t.Fatal(err)
+					}
+					_ = feed.Close()
+					arrived(t, b, body, false)
+				})
+			}
+			t.Run(proto+" leaves after the grant", func(t *testing.T) {
+				sent, feed := io.Pipe()
+				b := w.begin(t, c, call{path: "/unknown", header: wait, body: sent, length: -1})
+				w.waitLoad(t, 0, 1)
+				grant(t)
+				b.cancel()
+				_ = feed.Close()
+				_, _ = b.wait()
+				w.waitStat(t, "http.shunt.downstream_rq_active", func(n int64) bool { return n == 0 })
+			})
+		}
+		w.waitLoad(t, 0, 0)
+	})
+}
+
 // TestGrantsMeetAborts lets grants and clients that leave race for the same
 // requests: each of them ends, and nothing is left.
 func TestGrantsMeetAborts(t *testing.T) {

@@ -23,6 +23,9 @@ import (
 //     time and no longer.
 //   - A body with trailers comes with endStream false; an empty body with
 //     trailers does not come at all.
+//   - Trailers that come without a body while a request waits at its headers are
+//     lost, and the stream hangs. One that has a body to come therefore waits
+//     outside of Go, and is decided at what comes next.
 //   - A call on a stream that has been destroyed panics: the client left.
 //   - The API has no way to run on the worker, so a granted request is decided
 //     on a goroutine and Envoy posts what it asks for.
@@ -44,6 +47,8 @@ type stream struct {
 	headers  api.RequestHeaderMap // until the request is decided
 	limit    int64
 	phase    phase
+	idle     bool            // it waits for a grant, and for more of the request
+	granted  bool            // the grant came first
 	adds     []filter.Header // for the response
 	watch    bool            // the response, or more of it, is wanted
 	body     []byte          // reused by what is put into a response
@@ -77,7 +82,25 @@ func (s *stream) DecodeHeaders(headers api.RequestHeaderMap, endStream bool) (st
 	s.headers = headers
 	s.request.Init(s, s.gen)
 	s.request.Headers(&head, endStream, s.route, &s.verdict)
-	return s.apply(api.StopAndBuffer)
+	status = s.apply(api.StopAndBuffer)
+	// Clients of tunnels and of gRPC may wait for an answer before they send more,
+	// and send no trailers.
+	if status == api.Running && !endStream && !head.Tunnel && !strings.HasPrefix(head.ContentType, "application/grpc") {
+		s.idle = true
+		return api.StopAndBufferWatermark
+	}
+	return status
+}
+
+// arrived is called with what follows the headers that a request waits at.
+func (s *stream) arrived() api.StatusType {
+	s.idle = false
+	if !s.granted {
+		return api.Running
+	}
+	s.granted = false
+	s.request.Resume(&s.verdict)
+	return s.apply(api.Continue)
 }
 
 // DecodeData implements api.StreamDecoderFilter. After StopAndBuffer it is
@@ -86,6 +109,9 @@ func (s *stream) DecodeData(buffer api.BufferInstance, _ bool) (status api.Statu
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.contain("body", &status)
+	if s.idle {
+		return s.arrived()
+	}
 	if s.phase != phaseBody {
 		return api.Continue
 	}
@@ -114,6 +140,9 @@ func (s *stream) DecodeTrailers(trailers api.RequestTrailerMap) (status api.Stat
 	s.request.Trailers(&head, &s.verdict)
 	for _, name := range s.verdict.Remove {
 		trailers.Del(name)
+	}
+	if s.idle {
+		return s.arrived()
 	}
 	if s.phase != phaseBody {
 		return api.Continue
@@ -155,6 +184,10 @@ func (s *stream) Post() {
 		defer s.cancelled() // also of the reply that resumeFailed makes
 		defer s.resumeFailed()
 		if s.phase != phaseWait {
+			return
+		}
+		if s.idle {
+			s.granted = true
 			return
 		}
 		s.request.Resume(&s.verdict)
