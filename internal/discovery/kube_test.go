@@ -3,11 +3,16 @@
 package discovery
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/shuntproxy/shunt/internal/pool"
 )
@@ -381,4 +386,28 @@ func TestKubernetesResources(t *testing.T) {
 		s.with(func() { clear(s.status) })
 		w.wantResources(t, "{[] []}")
 	})
+}
+
+// TestListIsNotOlder: a list that names a version is of that or a newer one, also
+// in pages; pages that follow name none.
+func TestListIsNotOlder(t *testing.T) {
+	var got metav1.ListOptions
+	w := &objectWatch{wake: func() {}, lw: listWatch{list: func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		got = o
+		return &corev1.PodList{}, nil
+	}}}
+	for _, c := range []struct {
+		asked metav1.ListOptions
+		want  metav1.ResourceVersionMatch
+	}{
+		{metav1.ListOptions{Limit: 500, ResourceVersion: "7"}, metav1.ResourceVersionMatchNotOlderThan},
+		{metav1.ListOptions{Limit: 500, ResourceVersion: "0"}, ""},
+		{metav1.ListOptions{Limit: 500}, ""},
+		{metav1.ListOptions{Limit: 500, Continue: "x"}, ""},
+		{metav1.ListOptions{ResourceVersion: "7", ResourceVersionMatch: metav1.ResourceVersionMatchExact}, metav1.ResourceVersionMatchExact},
+	} {
+		if _, err := w.List(c.asked); err != nil || got.ResourceVersionMatch != c.want {
+			t.Errorf("%+v: asked for %q (%v), want %q", c.asked, got.ResourceVersionMatch, err, c.want)
+		}
+	}
 }

@@ -187,6 +187,11 @@ func (w *objectWatch) List(o metav1.ListOptions) (runtime.Object, error) {
 func (w *objectWatch) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
+	// With a page size a version means exactly that one, unless one says otherwise:
+	// after a restart of the server that is the state from before, over and over.
+	if o.ResourceVersion != "" && o.ResourceVersion != "0" && o.Continue == "" && o.ResourceVersionMatch == "" {
+		o.ResourceVersionMatch = metav1.ResourceVersionMatchNotOlderThan
+	}
 	list, err := w.lw.list(ctx, o)
 	if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) { // the reflector asks anew
 		w.note(verbList, err)
