@@ -74,6 +74,14 @@ e2e: build $(HOST) ## the e2e suite in a real Envoy (ENVOY, PATH, else PyPI's 1.
 	@cp $(HOST) $(OUT)/shunt $(OUT)/e2e/
 	go test -race -count=1 -timeout 30m -parallel 4 ./e2e -modules $(CURDIR)/$(OUT)/e2e $(E2EFLAGS)
 
+.PHONY: test-kubernetes
+test-kubernetes: build $(HOST) ## the kubernetes source against a real API server, through both doors (about 2 minutes, and 6 to 9 to build the server once; E2EFLAGS="-away 2m")
+	@mkdir -p $(OUT)/e2e
+	$(E2E_MODULE) -o $(OUT)/e2e/libshunt.so ./build/libshunt
+	$(E2E_MODULE) -o $(OUT)/e2e/libshunt_contrib.so ./build/libshunt_contrib
+	@cp $(HOST) $(OUT)/e2e/
+	dir=$$(build/kubernetes.sh) && go test -count=1 -timeout 20m ./e2e -run TestKubernetes -v -modules $(CURDIR)/$(OUT)/e2e -kubernetes "$$dir" $(E2EFLAGS)
+
 .PHONY: mutants
 mutants: $(ABI) ## take each rule of the scorer out in turn: its test has to notice (about 4 minutes; ONLY=prefix narrows)
 	go run ./build/mutants -only "$(ONLY)"
