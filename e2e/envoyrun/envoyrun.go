@@ -45,9 +45,9 @@ type Options struct {
 	Args []string
 	// LogLevel is Envoy's --log-level; "" is info.
 	LogLevel string
-	// ReadyTimeout bounds the wait for a listening, ready Envoy; 0 is 30 s.
+	// ReadyTimeout bounds the wait for a listening, ready Envoy; 0 is a minute.
 	ReadyTimeout time.Duration
-	// StopTimeout is how long Stop waits after SIGTERM before it kills; 0 is 10 s.
+	// StopTimeout is how long Stop waits after SIGTERM before it kills; 0 is a minute.
 	StopTimeout time.Duration
 	// Expect are patterns of [error] and [critical] log lines that don't count as unexpected; Envoy.Expect adds more.
 	Expect []*regexp.Regexp
@@ -112,7 +112,7 @@ func Start(ctx context.Context, o Options) (*Envoy, error) {
 	e := &Envoy{
 		log:         newLogBuffer(o.Expect, o.OnLine),
 		client:      &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2}, Timeout: 30 * time.Second},
-		stopTimeout: orDefault(o.StopTimeout, 10*time.Second),
+		stopTimeout: orDefault(o.StopTimeout, time.Minute),
 		done:        make(chan struct{}),
 	}
 	args, err := e.prepare(o)
@@ -127,7 +127,7 @@ func Start(ctx context.Context, o Options) (*Envoy, error) {
 		e.removeScratch()
 		return nil, fmt.Errorf("envoy: can't start %s: %w", o.Binary, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, orDefault(o.ReadyTimeout, 30*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, orDefault(o.ReadyTimeout, time.Minute))
 	defer cancel()
 	if err := e.waitReady(ctx, adminFile); err != nil {
 		reason := err.Error()
