@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/shuntproxy/shunt/internal/config"
+	"github.com/shuntproxy/shunt/internal/discovery"
 	"github.com/shuntproxy/shunt/internal/flowcontrol"
 	"github.com/shuntproxy/shunt/internal/openai"
 	"github.com/shuntproxy/shunt/scorer"
@@ -44,7 +45,8 @@ type Options struct {
 	// MemoryCgroup is the memory limit of the process's cgroup in bytes, 0 if it
 	// has none.
 	MemoryCgroup int64
-	// TuneRuntime lets the first configuration set the Go runtime's limits.
+	// TuneRuntime lets the first configuration set what a process has one of: the Go
+	// runtime's limits, and that libraries keep quiet.
 	TuneRuntime bool
 	// Environment is os.LookupEnv: GOGC, GOMEMLIMIT and GOMAXPROCS win over what
 	// would be set.
@@ -386,6 +388,7 @@ func (rt *Runtime) startLocked(cfg *config.Config) {
 	if !rt.tuned && rt.options.TuneRuntime {
 		rt.tuned = true
 		rt.tune(cfg)
+		discovery.KeepQuiet()
 	}
 	if !rt.running {
 		rt.running = true

@@ -16,9 +16,11 @@ import (
 
 	"github.com/shuntproxy/shunt/filter"
 	"github.com/shuntproxy/shunt/internal/config"
+	"github.com/shuntproxy/shunt/internal/discovery"
 )
 
 func main() {
+	discovery.KeepQuiet() // stderr is this tool's
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 

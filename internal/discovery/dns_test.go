@@ -51,11 +51,13 @@ func newZone(t *testing.T) *zone {
 	}
 	z.addr = netip.MustParseAddrPort(udp.LocalAddr().String())
 	for _, s := range []*dns.Server{{PacketConn: udp, Handler: z}, {Listener: tcp, Handler: z}} {
-		done := make(chan struct{})
+		started, done := make(chan struct{}), make(chan struct{})
+		s.NotifyStartedFunc = func() { close(started) }
 		go func() { defer close(done); _ = s.ActivateAndServe() }()
+		<-started
 		t.Cleanup(func() {
-			for s.Shutdown() != nil { // it may not have started
-				time.Sleep(time.Millisecond)
+			if err := s.Shutdown(); err != nil {
+				t.Error(err)
 			}
 			<-done
 		})

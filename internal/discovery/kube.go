@@ -65,7 +65,6 @@ type extra struct {
 
 // NewKubernetes returns a source that asks once it runs.
 func NewKubernetes(o KubernetesOptions) *Kubernetes {
-	quiet()
 	k := &Kubernetes{options: o, log: o.Log, connect: connect, wake: make(chan struct{}, 1), noted: map[string]bool{}}
 	if k.log == nil {
 		k.log = func(slog.Level, string) {}

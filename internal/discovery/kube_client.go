@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -36,13 +35,14 @@ type cluster struct {
 	has func(ctx context.Context, resource schema.GroupVersionResource) (bool, error)
 }
 
-// quiet keeps client-go from writing to Envoy's stderr and from ending Envoy: its
-// goroutines throw again what they catch, unless told otherwise. Both are global
-// there.
-var quiet = sync.OnceFunc(func() {
+// KeepQuiet keeps client-go from writing to the process's stderr and from ending
+// the process: its goroutines throw again what they catch, unless told
+// otherwise. Both are global there, so this is for what owns the process, once,
+// before the first source runs.
+func KeepQuiet() {
 	klog.SetLogger(logr.Discard())
 	utilruntime.ReallyCrash = false
-})
+}
 
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 

@@ -12,6 +12,9 @@ var errNoKubernetes = errors.New("this build has no Kubernetes source (build tag
 // Kubernetes is left out of this build.
 type Kubernetes struct{}
 
+// KeepQuiet has nothing to keep quiet.
+func KeepQuiet() {}
+
 // NewKubernetes returns a source that can't run.
 func NewKubernetes(KubernetesOptions) *Kubernetes { return &Kubernetes{} }
 

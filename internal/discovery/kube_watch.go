@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -72,13 +73,13 @@ const (
 // startWatch begins to follow. cancel ends it, done waits for it.
 func startWatch(lw listWatch, first, most time.Duration, wake func(), fault func(cause any)) *objectWatch {
 	w := &objectWatch{lw: lw, wake: wake, fault: fault, objects: map[string]runtime.Object{}}
-	logger := klog.LoggerWithName(klog.TODO(), "shunt") // silenced, see quiet
+	logger := logr.Discard()
 	r := cache.NewReflectorWithOptions(w, lw.example, w, cache.ReflectorOptions{
 		Name: "shunt", Logger: &logger,
 		Backoff: &wait.Backoff{Duration: first, Cap: most, Factor: 1.6, Jitter: 0.5, Steps: 100},
 	})
 	r.WatchListPageSize = pageSize
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
 	w.cancel = cancel
 	w.done.Go(func() {
 		for ctx.Err() == nil {
