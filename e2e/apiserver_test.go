@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"go.yaml.in/yaml/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -253,16 +254,43 @@ func (s *apiServer) installCRDs(t *testing.T) {
 	}
 }
 
-// namespace makes one in which shunt may read, by the rules of docs/discovery.md.
+// discoveryPage returns what docs/discovery.md shows as code, block by block,
+// without its indentation.
+func discoveryPage(t *testing.T) []string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join("..", "docs", "discovery.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blocks []string
+	block := ""
+	for line := range strings.SplitSeq(string(page)+"\n", "\n") {
+		if code, ok := strings.CutPrefix(line, "    "); ok {
+			block += code + "\n"
+		} else if block != "" {
+			blocks = append(blocks, block)
+			block = ""
+		}
+	}
+	return blocks
+}
+
+// namespace makes one in which shunt may read, by the Role of docs/discovery.md.
 func (s *apiServer) namespace(t *testing.T, name string) {
 	t.Helper()
 	s.create(t, spacesGVR, "", doc{"apiVersion": "v1", "kind": "Namespace", "metadata": doc{"name": name}})
-	read := []string{"get", "list", "watch"}
-	s.create(t, rolesGVR, name, doc{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": doc{"name": "shunt"}, "rules": []any{
-		doc{"apiGroups": []string{""}, "resources": []string{"pods"}, "verbs": read},
-		doc{"apiGroups": []string{"inference.networking.k8s.io"}, "resources": []string{"inferencepools"}, "verbs": read},
-		doc{"apiGroups": []string{"llm-d.ai", "inference.networking.x-k8s.io"}, "resources": []string{"inferenceobjectives", "inferencemodelrewrites"}, "verbs": read},
-	}})
+	var role doc
+	for _, block := range discoveryPage(t) {
+		if strings.HasPrefix(block, "apiVersion: rbac") {
+			if err := yaml.Unmarshal([]byte(block), &role); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if role == nil {
+		t.Fatal("docs/discovery.md has no Role")
+	}
+	s.create(t, rolesGVR, name, role)
 	s.create(t, bindingsGVR, name, doc{
 		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": doc{"name": "shunt"},
 		"roleRef":  doc{"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "shunt"},

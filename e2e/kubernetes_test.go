@@ -4,6 +4,10 @@ import (
 	"bufio"
 	"flag"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -94,6 +98,7 @@ func TestKubernetes(t *testing.T) {
 	}
 	api := startAPIServer(t, *kubernetesFlag)
 	api.installCRDs(t)
+	t.Run("docs", func(t *testing.T) { discoveryCommands(t, api) })
 	network := 100
 	eachDoor(t, func(t *testing.T, d door) {
 		network += 10
@@ -112,6 +117,57 @@ func TestKubernetes(t *testing.T) {
 			serverAway(t, kubernetes(t, d, api, d.name+"-away", network+4, "", "models: {discover: false}\n"))
 		})
 	})
+}
+
+// discoveryCommands runs the commands of docs/discovery.md as they are written
+// there, but for the folder that the machine may not have.
+func discoveryCommands(t *testing.T, api *apiServer) {
+	dir := t.TempDir()
+	if err := build("..", "go", "build", "-o", filepath.Join(dir, "shunt"), "./cmd/shunt"); err != nil {
+		t.Fatal(err)
+	}
+	api.namespace(t, "docs")
+	api.createPod(t, "docs", "one", "127.99.0.1", doc{"model.aibrix.ai/name": "llama", "model.aibrix.ai/engine": "sglang"})
+	api.createPod(t, "docs", "two", "127.99.0.2", doc{"model.aibrix.ai/name": "llama"})
+	api.podStatus(t, "docs", "two", "127.99.0.2", "False")
+	for name, text := range map[string]string{
+		"kubeconfig.yaml": api.kubeconfig("docs"),
+		"shunt.yaml":      "pools: {laptop: {kubernetes: {kubeconfig: kubeconfig.yaml, context: test}}}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	output := ""
+	commands := 0
+	for _, block := range discoveryPage(t) {
+		for line := range strings.SplitSeq(block, "\n") {
+			if !strings.HasPrefix(line, "shunt ") {
+				continue
+			}
+			commands++
+			cmd := exec.Command("sh", "-ec", strings.ReplaceAll(line, "/run/shunt", "."))
+			cmd.Dir, cmd.Env = dir, append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Errorf("%s: %v\n%s", line, err, out)
+			}
+			output += string(out)
+		}
+	}
+	if commands < 3 {
+		t.Errorf("the page has %d commands", commands)
+	}
+	for _, want := range []string{`127\.99\.0\.1:8000 +one +llama +sglang +yes`, `127\.99\.0\.2:8000 +two +llama +vllm +.*[Rr]eady`} {
+		if !regexp.MustCompile(want).MatchString(output) {
+			t.Errorf("nothing matches %s in:\n%s", want, output)
+		}
+	}
+	for _, file := range []string{"envoy.yaml", "endpoints.json"} {
+		if text, err := os.ReadFile(filepath.Join(dir, file)); err != nil || len(text) == 0 {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
 }
 
 // rollout replaces 50 pods under load, five at a time: no request is lost, and a
