@@ -649,6 +649,9 @@ func differs(text string) bool {
 		if strings.HasPrefix(line, "{") || strings.Contains(line, `{"`) || strings.Contains(line, `,"`) || strings.ContainsAny(line, "\v\f\x00") {
 			return true
 		}
+		if quote := strings.IndexByte(line, '"'); quote >= 0 && !strings.Contains(line[:quote], "{") && !strings.HasPrefix(line, "#") {
+			return true // a name in part or whole in quotes
+		}
 		if strings.Count(line, "le=") > 1 || strings.Contains(line, "\r") {
 			return true
 		}
