@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -31,6 +32,7 @@ type simFlags struct {
 	output    string
 	plot      string
 	kvTokens  int
+	objective []string
 	cfg       simulate.Config
 }
 
@@ -87,6 +89,9 @@ func simCommand() *cobra.Command {
 	flags.DurationVar(&f.cfg.StaleAfter, "stale-after", 5*time.Second, "until a reading is stale")
 	flags.DurationVar(&f.cfg.GoalTTFT, "slo-ttft", 2*time.Second, "goal for the time to the first token")
 	flags.DurationVar(&f.cfg.GoalTPOT, "slo-tpot", 0, "goal for the mean time between tokens; 0 is none")
+	flags.StringSliceVar(&f.objective, "objectives", nil, "turn shunt's flow control on, each request being of one of these: name=priority:share, as in high=10:0.2,low=-1:0.8.\nThe highest is also run without the others")
+	flags.IntVar(&f.cfg.Flow.MaxConcurrency, "max-concurrency", 0, "of an Envoy's requests at an engine, with --objectives; 0 goes by the engine's queue and KV cache")
+	flags.DurationVar(&f.cfg.Flow.TTL, "ttl", time.Minute, "how long a request waits at most, with --objectives")
 	e := &f.cfg.Engine
 	flags.Float64Var(&e.PrefillRate, "prefill-rate", e.PrefillRate, "prompt tokens that an engine reads per second")
 	flags.Float64Var(&e.DecodeRate, "decode-rate", e.DecodeRate, "tokens per second of a request alone")
@@ -106,7 +111,30 @@ func aboutWorkloads() string {
 	return b.String()
 }
 
+// parseObjectives reads name=priority:share.
+func parseObjectives(texts []string) ([]simulate.Objective, error) {
+	var list []simulate.Objective
+	for _, text := range texts {
+		name, rest, named := strings.Cut(text, "=")
+		priority, share, shared := strings.Cut(rest, ":")
+		o := simulate.Objective{Name: name}
+		var errs [2]error
+		o.Priority, errs[0] = strconv.Atoi(priority)
+		o.Share, errs[1] = strconv.ParseFloat(share, 64)
+		if !named || !shared || errs[0] != nil || errs[1] != nil {
+			return nil, fmt.Errorf("--objectives: %q is no objective: name=priority:share is wanted, as in high=10:0.2", text)
+		}
+		list = append(list, o)
+	}
+	return list, nil
+}
+
 func (f *simFlags) run(cmd *cobra.Command) ([]*simulate.Result, error) {
+	objectives, err := parseObjectives(f.objective)
+	if err != nil {
+		return nil, err
+	}
+	f.cfg.Flow.Objectives = objectives
 	plan := simulate.Plan{
 		Config: f.cfg, Policies: f.expandPolicies(), Speeds: f.speeds, Envoys: f.envoys, Seed: f.seed, Seeds: f.seeds,
 		Capacity: f.capacity, Parallel: f.jobs,

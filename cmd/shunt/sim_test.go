@@ -46,6 +46,26 @@ func TestSim(t *testing.T) {
 	}
 }
 
+func TestSimByObjective(t *testing.T) {
+	args := []string{"sim", "--workload", "steady", "--endpoints", "2", "--requests", "200", "--speed", "3", "--max-concurrency", "4", "--policy", "least-request",
+		"--objectives", "high=10:0.25,low=-1:0.75"}
+	for _, format := range []string{"text", "json"} {
+		var out, problems bytes.Buffer
+		if code := run(append(args, "--output", format), nil, &out, &problems); code != 0 {
+			t.Fatal(problems.String())
+		}
+		wants := []string{"OBJECTIVE", "high", "low", "RATIO"}
+		if format == "json" {
+			wants = []string{`"name":"high","priority":10`, `"name":"low","priority":-1`, `"ttft_alone_ms":{"mean":`}
+		}
+		for _, want := range wants {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("no %q in %s", want, &out)
+			}
+		}
+	}
+}
+
 func TestSimSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"--policy nope", `"nope"`},
@@ -56,6 +76,12 @@ func TestSimSaysWhatIsWrong(t *testing.T) {
 		{"--endpoints -3", "endpoints"},
 		{"--envoys 0", "Envoys"},
 		{"--seeds 0", "seeds"},
+		{"--objectives high", "name=priority:share"},
+		{"--objectives high=1", "name=priority:share"},
+		{"--objectives high=x:1", "name=priority:share"},
+		{"--objectives high=1:0", "objective high"},
+		{"--objectives high=1:1,high=2:1", "objective"},
+		{"--objectives high=1:1 --capacity", "capacity"},
 	} {
 		var out, problems bytes.Buffer
 		if code := run(append([]string{"sim"}, strings.Fields(c.args)...), nil, &out, &problems); code != 1 || !strings.Contains(problems.String(), c.want) {

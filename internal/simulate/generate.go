@@ -46,6 +46,7 @@ var builtins = []builtin{
 				w.Changes = append(w.Changes, Change{At: end / 2, Kind: Join})
 			}
 		}},
+	{name: "steady", about: "prompts with nothing in common at a steady rate: for bands, where only the load shall differ", rate: 4, make: (*generator).steady},
 }
 
 // Builtins are the names of the workloads that Generate makes.
@@ -182,6 +183,17 @@ func (g *generator) bursts() {
 		prompt := g.lognormal(2500, 0.8, 50, 20_000)
 		g.out = append(g.out, Request{
 			At: at, Prompt: prompt, Output: g.lognormal(150, 0.8, 1, 1500), Blocks: g.blocks(0, 0, g.id(), prompt),
+		})
+	}
+}
+
+func (g *generator) steady() {
+	at := time.Duration(0)
+	for range g.n {
+		at += g.gap(g.rate)
+		prompt := g.lognormal(2900, 0.8, 50, 30_000)
+		g.out = append(g.out, Request{
+			At: at, Prompt: prompt, Output: g.lognormal(110, 0.8, 1, 1500), Blocks: g.blocks(0, 0, g.id(), prompt),
 		})
 	}
 }

@@ -115,6 +115,7 @@ type shunt struct {
 	holder *pool.Holder
 	slots  pool.Slots
 	cfg    *Config
+	gate   *gate // nil without flow control
 
 	lives   []*pool.Live // by endpoint number
 	since   []time.Time  // when it became ready
@@ -143,10 +144,13 @@ func newShunt(p *scorer.Policy, s *world) *shunt {
 // limit is known: 256 MiB.
 const indexBlocks = 256 << 20 / scorer.BytesPerBlock
 
-// follow makes the index that of the newest snapshot.
+// follow makes the index that of the newest snapshot, and sends what waits.
 func (t *shunt) follow() {
 	if t.index != nil {
 		t.index.Sync(t.holder.Load(), scorer.Limits{Total: indexBlocks, BlockTokens: BlockTokens})
+	}
+	if t.gate != nil {
+		t.gate.ctl.Changed()
 	}
 }
 
@@ -217,6 +221,9 @@ func (t *shunt) scraped(now time.Time, endpoint int, p page) {
 		t.queried = now
 		t.query(now)
 	}
+	if t.gate != nil && t.gate.ctl.Waiting() > 0 && len(t.dirty) > 0 {
+		t.publish(now)
+	}
 }
 
 // query is what Prometheus would answer.
@@ -255,23 +262,41 @@ func (t *shunt) publish(now time.Time) {
 }
 
 func (t *shunt) pick(now time.Time, j *job) int {
-	if len(t.dirty) > 0 { // nobody looked since
+	t.fresh(now)
+	return t.take(j, t.choose(now, j, candidatesOf(t.holder.Load()), nil))
+}
+
+// fresh publishes what nobody has looked at yet.
+func (t *shunt) fresh(now time.Time) {
+	if len(t.dirty) > 0 {
 		t.publish(now)
 	}
+}
+
+// choose picks among candidates, unless admit finds the winner full. No admit is
+// nil.
+func (t *shunt) choose(now time.Time, j *job, candidates []int32, admit *gate) scorer.Choice {
 	snap := t.holder.Load()
 	in := scorer.Input{
-		Snapshot: snap, Candidates: snap.ForModel(model).Index, Now: now, Seed: j.seed,
+		Snapshot: snap, Candidates: candidates, Now: now, Seed: j.seed,
 		Request: scorer.Request{
 			Model: model, Prompt: int64(j.req.Prompt), Output: -1, Talks: true, BlockTokens: BlockTokens, Session: j.req.Session,
 			Goals: scorer.Goals{TTFT: t.cfg.GoalTTFT, TPOT: t.cfg.GoalTPOT},
 		},
 		Index: t.index, Pins: t.pins, Guards: t.guards,
 	}
+	if admit != nil {
+		in.Admit = admit
+	}
 	if t.index != nil {
 		blocks := j.req.prompt()
 		in.Request.Blocks = blocks[:min(len(blocks), scorer.MaxBlocks)]
 	}
-	c := t.policy.PickAndReserve(&in)
+	return t.policy.PickAndReserve(&in)
+}
+
+// take notes what a choice reserved, and returns its endpoint.
+func (t *shunt) take(j *job, c scorer.Choice) int {
 	j.held.reservation = c.Reservation
 	return t.numbers[c.Index]
 }
@@ -286,5 +311,9 @@ func (t *shunt) progress(now time.Time, j *job, tokens int) {
 }
 
 func (t *shunt) done(now time.Time, j *job, completed bool) {
+	live := j.held.reservation.Live()
 	j.held.reservation.Release(now, completed)
+	if t.gate != nil && live != nil {
+		t.gate.ctl.Released(live)
+	}
 }

@@ -44,6 +44,9 @@ func (p *Plan) check() error {
 			return fmt.Errorf("%d Envoys: at least one is wanted", n)
 		}
 	}
+	if p.Capacity && len(p.Config.Flow.Objectives) > 0 {
+		return errors.New("the capacity is not looked for with objectives")
+	}
 	for _, name := range p.Policies {
 		if err := CheckPolicy(name); err != nil {
 			return err
@@ -118,6 +121,9 @@ func (p *Plan) workload(source Source) ([]*Result, error) {
 }
 
 func (p *Plan) one(w *Workload, policy string, speed float64, cfg Config) (*Result, error) {
+	if len(cfg.Flow.Objectives) > 0 {
+		return runObjectives(w.WithSpeed(speed), policy, cfg)
+	}
 	r, err := Run(w.WithSpeed(speed), policy, cfg)
 	if err != nil || !p.Capacity {
 		return r, err

@@ -47,9 +47,25 @@ type Result struct {
 	Refused  int `json:"refused"`
 	// Preemptions are how often an engine had to stop a request for want of room.
 	Preemptions int `json:"preemptions"`
+	// Dropped are those that flow control answered, and Objectives what it did by
+	// objective, in the order in which they were given.
+	Dropped    int               `json:"dropped,omitempty"`
+	Objectives []ObjectiveResult `json:"objectives,omitempty"`
 	// Capacity is the highest speed at which 98 % of requests have their first token
 	// within 2 s, 0 if it was not asked for.
 	Capacity float64 `json:"capacity,omitempty"`
+}
+
+// ObjectiveResult is what became of the requests of one objective.
+type ObjectiveResult struct {
+	Name     string      `json:"name"`
+	Priority int         `json:"priority"`
+	Requests int         `json:"requests"`
+	Dropped  int         `json:"dropped"`
+	TTFT     Percentiles `json:"ttft_ms"`
+	// Alone is the same without the requests of all other objectives; only the highest
+	// has it.
+	Alone *Percentiles `json:"ttft_alone_ms,omitempty"`
 }
 
 // capacityTTFT is the goal of Capacity.
@@ -63,10 +79,22 @@ func (s *world) result(policy string) *Result {
 	var ttft, tpot []float64
 	var last time.Duration
 	output, prompt, cached, attained, within := 0, 0, 0, 0, 0
+	objectives := s.cfg.Flow.Objectives
+	byObjective := make([][]float64, len(objectives))
+	for _, o := range objectives {
+		r.Objectives = append(r.Objectives, ObjectiveResult{Name: o.Name, Priority: o.Priority})
+	}
 	for i := range s.jobs {
 		j := &s.jobs[i]
 		last = max(last, j.end)
+		if len(objectives) > 0 {
+			r.Objectives[j.req.objective].Requests++
+		}
 		switch j.state {
+		case dropped:
+			r.Dropped++
+			r.Objectives[j.req.objective].Dropped++
+			continue
 		case broken:
 			r.Broken++
 			continue
@@ -76,6 +104,9 @@ func (s *world) result(policy string) *Result {
 		}
 		first := j.first - j.arrival
 		ttft = append(ttft, millis(first))
+		if len(objectives) > 0 {
+			byObjective[j.req.objective] = append(byObjective[j.req.objective], millis(first))
+		}
 		each := time.Duration(0)
 		if j.seq.Output > 1 {
 			each = (j.seq.LastToken - j.seq.FirstToken) / time.Duration(j.seq.Output-1)
@@ -93,6 +124,9 @@ func (s *world) result(policy string) *Result {
 		}
 	}
 	r.TTFT, r.TPOT = percentiles(ttft), percentiles(tpot)
+	for i := range byObjective {
+		r.Objectives[i].TTFT = percentiles(byObjective[i])
+	}
 	if n := float64(r.Requests - r.Refused); n > 0 {
 		r.Attainment, r.Within = float64(attained)/n, float64(within)/n
 	}
@@ -144,14 +178,42 @@ func Mean(runs []*Result) *Result {
 	} {
 		avg(of)
 	}
-	out.Requests, out.Broken, out.Refused, out.Preemptions = 0, 0, 0, 0
+	out.Requests, out.Broken, out.Refused, out.Preemptions, out.Dropped = 0, 0, 0, 0, 0
+	out.Objectives = meanObjectives(runs)
 	for _, r := range runs {
+		out.Dropped += r.Dropped
 		out.Requests += r.Requests
 		out.Broken += r.Broken
 		out.Refused += r.Refused
 		out.Preemptions += r.Preemptions
 	}
 	return &out
+}
+
+func meanObjectives(runs []*Result) []ObjectiveResult {
+	out := slices.Clone(runs[0].Objectives)
+	n := float64(len(runs))
+	mean := func(of func(r *Result) *Percentiles) Percentiles {
+		var p Percentiles
+		for _, r := range runs {
+			one := of(r)
+			p.Mean, p.P50, p.P90, p.P99 = p.Mean+one.Mean/n, p.P50+one.P50/n, p.P90+one.P90/n, p.P99+one.P99/n
+		}
+		return p
+	}
+	for i := range out {
+		out[i].Requests, out[i].Dropped = 0, 0
+		for _, r := range runs {
+			out[i].Requests += r.Objectives[i].Requests
+			out[i].Dropped += r.Objectives[i].Dropped
+		}
+		out[i].TTFT = mean(func(r *Result) *Percentiles { return &r.Objectives[i].TTFT })
+		if !slices.ContainsFunc(runs, func(r *Result) bool { return r.Objectives[i].Alone == nil }) {
+			alone := mean(func(r *Result) *Percentiles { return r.Objectives[i].Alone })
+			out[i].Alone = &alone
+		}
+	}
+	return out
 }
 
 // Capacity is the highest speed at which 98 % of the workload's requests have
@@ -234,6 +296,30 @@ func WriteTable(w io.Writer, rows []*Result) error {
 		fmt.Fprintf(t, "%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f%%\t%.0f\t%.2f\t%.1f%%\t%d\t%s\t\n",
 			r.Policy, r.TTFT.Mean, r.TTFT.P50, r.TTFT.P90, r.TTFT.P99, r.TPOT.Mean, r.TPOT.P50, r.TPOT.P90, r.TPOT.P99,
 			100*r.HitRate, r.Throughput, r.Imbalance, 100*r.Attainment, r.Broken, capacity)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return writeObjectives(w, rows)
+}
+
+// writeObjectives writes what became of each objective.
+func writeObjectives(w io.Writer, rows []*Result) error {
+	if len(rows) == 0 || len(rows[0].Objectives) == 0 {
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "\nby objective; p99 ALONE is without the requests of all others")
+	fmt.Fprintln(t, "WORKLOAD\tSPEED\tPOLICY\tOBJECTIVE\tPRIORITY\tREQUESTS\tDROPPED\tTTFT mean\tp50\tp90\tp99\tALONE\tRATIO\t")
+	for _, r := range rows {
+		for _, o := range r.Objectives {
+			alone, ratio := "-", "-"
+			if o.Alone != nil && o.Alone.P99 > 0 {
+				alone, ratio = fmt.Sprintf("%.0f", o.Alone.P99), fmt.Sprintf("%.2f", o.TTFT.P99/o.Alone.P99)
+			}
+			fmt.Fprintf(t, "%s\t%g\t%s\t%s\t%d\t%d\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%s\t%s\t\n",
+				r.Workload, r.Speed, r.Policy, o.Name, o.Priority, o.Requests, o.Dropped, o.TTFT.Mean, o.TTFT.P50, o.TTFT.P90, o.TTFT.P99, alone, ratio)
+		}
 	}
 	return t.Flush()
 }

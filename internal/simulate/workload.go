@@ -29,6 +29,8 @@ type Request struct {
 	Blocks []uint64
 	// Session is who asks, 0 for nobody in particular.
 	Session uint64
+
+	objective int // its position in Flow.Objectives
 }
 
 // prompt returns the blocks of the prompt.

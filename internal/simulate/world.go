@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/shuntproxy/shunt/internal/flowcontrol"
 	"github.com/shuntproxy/shunt/internal/sim"
 )
 
@@ -31,6 +32,8 @@ type Config struct {
 	// GoalTTFT and GoalTPOT are what a request has to keep to count as attained;
 	// 2 s, and 0 for none.
 	GoalTTFT, GoalTPOT time.Duration
+	// Flow is shunt's flow control.
+	Flow Flow
 }
 
 // DefaultEngine is about the default timing of NVIDIA Dynamo's replay: 48,000
@@ -65,6 +68,10 @@ func (c *Config) setDefaults() error {
 	def(&c.StaleAfter, 5*time.Second)
 	def(&c.SlowStart, 10*time.Second)
 	def(&c.GoalTTFT, 2*time.Second)
+	def(&c.Flow.TTL, time.Minute)
+	if err := c.Flow.check(); err != nil {
+		return err
+	}
 	switch {
 	case c.Endpoints < 1 || c.Endpoints > 10_000:
 		return fmt.Errorf("%d endpoints: 1 to 10000 are wanted", c.Endpoints)
@@ -108,6 +115,8 @@ type job struct {
 	slot     int32 // position among the engine's jobs
 	seed     uint64
 	held     held // what the picker keeps of it
+	waiter   flowcontrol.Waiter
+	gate     *gate // where it waits, or has waited
 	first    time.Duration
 	end      time.Duration
 	state    jobState
@@ -121,6 +130,7 @@ const (
 	completed
 	broken // lost after the first token, or given up
 	refused
+	dropped // by flow control
 )
 
 // engine is one endpoint.
@@ -152,6 +162,8 @@ type world struct {
 	scrapes scrapes
 	events  []sim.Event
 	changes []Change
+	gates   []*gate
+	woken   []wokenJob
 
 	arrived  int
 	finished int
@@ -187,6 +199,10 @@ func newWorld(w *Workload, policy string, cfg Config) (*world, error) {
 		if !own {
 			interval = cfg.RivalInterval
 		}
+		if t, ok := p.(*shunt); ok && len(cfg.Flow.Objectives) > 0 {
+			t.gate = newGate(t, s)
+			s.gates = append(s.gates, t.gate)
+		}
 		s.envoys = append(s.envoys, newEnvoy(p, total))
 	}
 	s.scrapes = newScrapes(s.rng, cfg.Envoys, total, interval, cfg.ScrapeDelay)
@@ -215,7 +231,6 @@ func (s *world) addEngine() error {
 // run goes from event to event. Of those at the same time, engines come first,
 // then changes, scrapes and requests.
 func (s *world) run() error {
-	const never = time.Duration(1<<63 - 1)
 	for s.finished < len(s.jobs) {
 		step, change, scrape, retry, arrive := never, never, s.scrapes.next(), never, never
 		if len(s.steps) > 0 {
@@ -233,8 +248,10 @@ func (s *world) run() error {
 		if s.arrived == s.finished && len(s.retries) == 0 { // idle until then
 			scrape = s.scrapes.skip(s.now, min(change, arrive)-2*s.cfg.StaleAfter)
 		}
-		s.load.upTo(min(step, change, scrape, retry, arrive), s.engines)
-		switch at := min(step, change, scrape, retry, arrive); {
+		expire := s.nextExpiry()
+		at := min(step, change, scrape, retry, arrive, expire)
+		s.load.upTo(at, s.engines)
+		switch {
 		case at == never:
 			return errors.New("nothing happens any more")
 		case at == step:
@@ -249,6 +266,8 @@ func (s *world) run() error {
 		case at == scrape:
 			s.now = at
 			s.scrape()
+		case at == expire:
+			s.now = at // resume does it
 		case at == retry:
 			s.now = at
 			j := s.retries[0]
@@ -266,24 +285,43 @@ func (s *world) run() error {
 			}
 			s.send(j)
 		}
+		s.resume()
 	}
 	return nil
 }
 
-// send lets the job's Envoy pick, and submits.
+// send lets the job's Envoy pick, and submits, or lets it wait.
 func (s *world) send(j *job) {
 	e := s.envoys[j.envoy]
 	now := epoch.Add(s.now)
 	j.tries++
 	j.seed = mix(j.seed)
 	i := -1
-	if e.any() {
+	if t, ok := e.picker.(*shunt); ok && t.gate != nil && e.any() {
+		t.fresh(now)
+		var result pickResult
+		switch i, result = t.gate.enter(now, j); result {
+		case queued:
+			j.state = waiting
+			return
+		case over:
+			s.end(j, dropped)
+			return
+		}
+	} else if e.any() {
 		i = e.picker.pick(now, j)
 	}
 	if i < 0 {
 		s.again(j)
 		return
 	}
+	s.submit(j, i)
+}
+
+// submit gives the job to the endpoint that was picked.
+func (s *world) submit(j *job, i int) {
+	e := s.envoys[j.envoy]
+	now := epoch.Add(s.now)
 	j.endpoint = int32(i)
 	eng := s.engines[i]
 	if !eng.up {
