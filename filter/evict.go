@@ -16,6 +16,9 @@ type eviction struct {
 
 // fly tells flow control of a request that was sent, if it may be ended.
 func (r *Request) fly() {
+	if injecting {
+		r.injectEvict()
+	}
 	if r.priority() < 0 && r.queues() && r.pool.flow.Evicting() && r.host.Evictable(r.streams) {
 		r.eviction.flight = r.pool.flow.Fly(r, r.priority(), r.held.Live())
 	}

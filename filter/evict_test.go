@@ -29,8 +29,8 @@ func TestEvicted(t *testing.T) {
 			t.Fatal("ended before it was asked to")
 		}
 		w.overdue()
-		if low.evicts != 1 || !low.Evicting() {
-			t.Fatalf("posted %d times", low.evicts)
+		if low.evicts.Load() != 1 || !low.Evicting() {
+			t.Fatalf("posted %d times", low.evicts.Load())
 		}
 		low.Evicted(End{Answered: answered, FirstByte: time.Second}, &low.v)
 		if v := &low.v; v.Action != Reply || v.Reply.Status != 429 || v.meta("reason") != "evicted" || v.Reply.Details != "shunt_evicted" ||

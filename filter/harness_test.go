@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -181,8 +182,8 @@ type host struct {
 	posts    chan struct{}
 	metadata map[string]string // by namespace and key, with a space between
 	lists    map[string][]string
-	late     bool // it ends requests only when their engine sends something
-	evicts   int  // posted
+	late     bool         // it ends requests only when their engine sends something
+	evicts   atomic.Int32 // posted
 }
 
 func newHost() *host { return &host{posts: make(chan struct{}, 4)} }
@@ -205,7 +206,7 @@ func (h *host) PrepareWait() {
 }
 
 func (h *host) Evictable(streams bool) bool { return streams || !h.late }
-func (h *host) PostEvict()                  { h.evicts++ }
+func (h *host) PostEvict()                  { h.evicts.Add(1) }
 
 func (h *host) Post() { h.posts <- struct{}{} }
 

@@ -16,6 +16,8 @@ func inject(string, string) {}
 
 func (r *Request) injectWait(time.Time, *Verdict) bool { return false }
 
+func (r *Request) injectEvict() {}
+
 func (r *Request) injectResume(*Verdict) bool { return false }
 
 func injectAdmin(*Runtime, *http.ServeMux) {}

@@ -15,8 +15,8 @@ import (
 
 // injecting is true in builds that can be told to fail, by the tag shunttest.
 // They are for tests in a real Envoy: the header headerTest asks for a panic
-// ("panic-body") or for a wait that only the admin listener or the time given
-// ends ("wait-5s").
+// ("panic-body"), for a wait that only the admin listener or the time given
+// ends ("wait-5s"), or for an eviction as soon as it is sent ("evict").
 const injecting = true
 
 const headerTest = "x-shunt-test"
@@ -75,6 +75,14 @@ func (r *Request) injectResume(v *Verdict) bool {
 	}
 	r.drop(DropTTLExpired, "the test wait ran out", v)
 	return true
+}
+
+// injectEvict asks a request to end from another goroutine, as flow control
+// does.
+func (r *Request) injectEvict() {
+	if (r.test == "evict" || r.test == "panic-evicted") && r.host.Evictable(true) {
+		go r.Evict() // ends with the call
+	}
 }
 
 // injectAdmin lets tests grant, POST /test/grant?n=3, and count, GET

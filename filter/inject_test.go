@@ -255,6 +255,21 @@ func TestScannersSurviveAPanic(t *testing.T) {
 	}
 }
 
+// TestPanicWhileEvicted: the request goes on as if nobody had asked.
+func TestPanicWhileEvicted(t *testing.T) {
+	w := newWorld(t, "")
+	w.publish("default", ep(1, "m"))
+	s := w.asks(t, "", headerTest, "panic-evicted")
+	eventually(t, "asked to end", s.Evicting)
+	if s.Evicted(End{}, &s.v); s.v.Action != Continue || load(w.pool("default")) != 1 {
+		t.Errorf("got %s, load %d", show(&s.v), load(w.pool("default")))
+	}
+	s.finish(End{Answered: true})
+	if n := w.counterValue(t, "shunt_internal_errors_total", "where", "evicted"); n != 1 || load(w.pool("default")) != 0 {
+		t.Errorf("%v counted, load %d", n, load(w.pool("default")))
+	}
+}
+
 // door is a fake of one: workers with posts, which other goroutines send to.
 type door struct {
 	workers []*doorWorker

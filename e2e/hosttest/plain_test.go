@@ -260,7 +260,7 @@ func TestRaceDetector(t *testing.T) {
 		r.waitLog(t, "DATA RACE")
 	})
 
-	const waits = "x-shunt-test=none,none,wait-1ms,wait-5ms,wait-10m"
+	const waits = "x-shunt-test=none,evict,panic-evicted,wait-1ms,wait-5ms,wait-10m"
 	shunt := func(t *testing.T) (config, route string) {
 		socket := filepath.Join(dir, filepath.Base(t.Name())+".sock")
 		granter(t, socket)
