@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -612,24 +613,27 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+// plainCount is a line of a count about which no two readers differ.
+var plainCount = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*_count(\{([a-z_]+="[^"\\]*"(,[a-z_]+="[^"\\]*")*,?)?\})? [0-9]{1,9}(\.[0-9]+)?(e\+0[0-9])?$`)
+
 // bucketsCounted reports whether every bucket has a count beside it: of the same
-// histogram, with the same labels but le.
+// histogram, with the same labels but le, in a plain line.
 func bucketsCounted(text string) bool {
 	counts, buckets := map[string]bool{}, map[string]bool{}
 	for line := range strings.SplitSeq(text, "\n") {
-		line = strings.TrimLeft(line, " \t")
 		name := line[:sampleName([]byte(line))]
-		labels, value := "", line[len(name):]
-		if end := strings.LastIndexByte(value, '}'); end >= 0 {
-			labels, value = strings.TrimLeft(value[:end], " \t{"), value[end+1:]
-		}
-		pairs := strings.Split(labels, ",")
-		pairs = slices.DeleteFunc(pairs, func(p string) bool { return p == "" || strings.HasPrefix(strings.TrimLeft(p, " \t"), "le") })
+		labels, _, _ := strings.Cut(strings.TrimPrefix(line[len(name):], "{"), "}")
+		pairs := slices.DeleteFunc(strings.Split(labels, ","), func(p string) bool { return p == "" || strings.HasPrefix(p, `le="`) })
 		slices.Sort(pairs)
 		if stem, ok := strings.CutSuffix(name, "_bucket"); ok {
 			buckets[stem+"{"+strings.Join(pairs, ",")] = true
-		} else if stem, ok := strings.CutSuffix(name, "_count"); ok && !strings.ContainsAny(value, "nN") {
-			counts[stem+"{"+strings.Join(pairs, ",")] = true
+		} else if plainCount.MatchString(line) {
+			if line[len(name)] != '{' {
+				pairs = nil
+			}
+			counts[strings.TrimSuffix(name, "_count")+"{"+strings.Join(pairs, ",")] = true
+		} else if strings.Contains(line, "_bucket") {
+			return false // indented, or a comment
 		}
 	}
 	for b := range buckets {
