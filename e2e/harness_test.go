@@ -557,17 +557,22 @@ func (w *world) access(t *testing.T, id string) doc {
 type records struct {
 	mu   sync.Mutex
 	byID map[string]string // protected by mu
+	cut  int               // protected by mu: lines that one of Envoy's log has cut, as both go to one pipe
 }
 
 // add takes a line of Envoy's output.
 func (r *records) add(line string) {
 	_, rest, ok := strings.Cut(line, `"test_id":"`)
 	id, _, _ := strings.Cut(rest, `"`)
-	if !ok || !strings.HasPrefix(line, "{") {
+	if !ok {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if !json.Valid([]byte(line)) {
+		r.cut++
+		return
+	}
 	if r.byID == nil {
 		r.byID = map[string]string{}
 	}
