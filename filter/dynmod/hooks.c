@@ -1,376 +1,15 @@
 // The hooks of Envoy's dynamic module ABI. They move headers, bodies and
 // verdicts between Envoy and Go in as few calls as the life of a request
 // needs, and decide nothing.
-#include "hooks.h"
-
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "_cgo_export.h"
-
-#define CB(name) envoy_dynamic_module_callback_##name
-#define HEADERS(name) envoy_dynamic_module_type_on_http_filter_request_headers_status_##name
-#define BODY(name) envoy_dynamic_module_type_on_http_filter_request_body_status_##name
-#define TRAILERS(name) envoy_dynamic_module_type_on_http_filter_request_trailers_status_##name
-#define KIND(name) envoy_dynamic_module_type_http_header_type_##name
-#define BODY_KIND(name) envoy_dynamic_module_type_http_body_type_##name
-#define LITERAL(text) ((envoy_dynamic_module_type_module_buffer){text, sizeof(text) - 1})
-
-#define DESTINATION_HEADER "x-gateway-destination-endpoint"
-#define DROP_REASON_HEADER "x-llm-d-request-dropped-reason"
-
-typedef void* envoy_t; // envoy_dynamic_module_type_http_filter_envoy_ptr
-
-enum state {
-  STATE_NEW,     // before the headers
-  STATE_HEADERS, // the headers wait for the body that comes with them
-  STATE_BODY,    // the body is being buffered for us
-  STATE_WAIT,    // Go holds the request
-  STATE_PASS,    // routed, or none of ours
-  STATE_REPLIED, // answered: touch nothing
-};
-
-// One HTTP stream. Only its worker's thread reads or writes it.
-typedef struct {
-  uint32_t config;
-  shunt_ref ref;
-  uint32_t announced; // bytes of body that the headers wait for
-  uint8_t state;
-  bool routed;      // we set a destination
-  bool local_reply; // the response is not the upstream's
-  bool answered;    // response headers of the upstream came
-  bool complete;    // and its response to the end
-  bool in_body;     // we are in the body hook, whose chunk is not buffered yet
-  bool watch;       // Go wants the response, or more of it
-  uint16_t status;  // of the response
-  int64_t limit, body; // bytes
-  int64_t room;        // bytes of body that Go has room for
-  int64_t routed_at, first_byte_at; // monotonic ns
-  uint8_t destination_length;
-  char destination[64]; // the picked ip:port
-  uint8_t* response; // SHUNT_OP_RESPONSE records to apply later, or NULL
-  size_t response_length;
-  char* details; // of Envoy's own reply to a routed request, or NULL
-  size_t details_length;
-} stream_t;
+#include "stream.h"
 
 static __thread uint32_t worker; // Go's number of this thread
 static atomic_uint routes;       // route configurations alive
-
-static int64_t monotonic_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-// ---- small callbacks for Go ----
-
-void shunt_log(int level, const char* text, size_t length) {
-  CB(log)((envoy_dynamic_module_type_log_level)level, (envoy_dynamic_module_type_module_buffer){text, length});
-}
-bool shunt_metadata(void* envoy, const char* ns, size_t ns_length, const char* key, size_t key_length,
-                    shunt_buffer* value) {
-  return CB(http_get_metadata_string)(envoy, envoy_dynamic_module_type_metadata_source_Dynamic,
-                                      (envoy_dynamic_module_type_module_buffer){ns, ns_length},
-                                      (envoy_dynamic_module_type_module_buffer){key, key_length}, value);
-}
-int64_t shunt_metadata_list_size(void* envoy, const char* ns, size_t ns_length, const char* key, size_t key_length) {
-  size_t size = 0;
-  const bool found = CB(http_get_metadata_list_size)(envoy, envoy_dynamic_module_type_metadata_source_Dynamic,
-                                                     (envoy_dynamic_module_type_module_buffer){ns, ns_length},
-                                                     (envoy_dynamic_module_type_module_buffer){key, key_length}, &size);
-  return found ? (int64_t)size : -1;
-}
-bool shunt_metadata_list_string(void* envoy, const char* ns, size_t ns_length, const char* key, size_t key_length,
-                                size_t index, shunt_buffer* value) {
-  return CB(http_get_metadata_list_string)(envoy, envoy_dynamic_module_type_metadata_source_Dynamic,
-                                           (envoy_dynamic_module_type_module_buffer){ns, ns_length},
-                                           (envoy_dynamic_module_type_module_buffer){key, key_length}, index, value);
-}
-void* shunt_scheduler_new(void* envoy) { return CB(http_filter_scheduler_new)(envoy); }
-void shunt_scheduler_commit(void* scheduler, uint64_t event) { CB(http_filter_scheduler_commit)(scheduler, event); }
-void shunt_scheduler_delete(void* scheduler) { CB(http_filter_scheduler_delete)(scheduler); }
-uint32_t shunt_concurrency(void) { return CB(get_concurrency)(); }
-bool shunt_validation_mode(void) { return CB(is_validation_mode)(); }
-
-// ---- tapes ----
-
-#define TAPE_ON_STACK 2048
-#define WITH_TAPE(tape)                                                                                                \
-  uint8_t tape##_memory[TAPE_ON_STACK];                                                                                \
-  shunt_tape tape = {.data = tape##_memory, .cap = TAPE_ON_STACK};
-
-static void tape_free(shunt_tape* tape) {
-  if (tape->grown) {
-    free(tape->data);
-  }
-}
-
-typedef struct {
-  uint8_t op;
-  const uint8_t *start, *end; // the whole record
-  envoy_dynamic_module_type_module_buffer key, value;
-} record_t;
-
-static bool tape_next(const uint8_t** at, const uint8_t* end, record_t* r) {
-  if (end - *at < 9) {
-    return false;
-  }
-  uint32_t key, value;
-  r->start = *at;
-  r->op = **at;
-  memcpy(&key, *at + 1, 4);
-  memcpy(&value, *at + 5, 4);
-  r->key = (envoy_dynamic_module_type_module_buffer){(const char*)*at + 9, key};
-  r->value = (envoy_dynamic_module_type_module_buffer){(const char*)*at + 9 + key, value};
-  *at += 9 + (size_t)key + value;
-  r->end = *at;
-  return true;
-}
-
-#define MAX_REPLY_HEADERS 16
-
-// A reply as it is gathered from a tape; all of it points into the tape.
-typedef struct {
-  uint32_t status, grpc;
-  envoy_dynamic_module_type_module_http_header headers[MAX_REPLY_HEADERS];
-  size_t header_count;
-  envoy_dynamic_module_type_module_buffer details, body;
-} reply_t;
-
-static void reply_header(reply_t* reply, envoy_dynamic_module_type_module_buffer key,
-                         envoy_dynamic_module_type_module_buffer value) {
-  if (reply->header_count < MAX_REPLY_HEADERS) {
-    reply->headers[reply->header_count++] =
-        (envoy_dynamic_module_type_module_http_header){key.ptr, key.length, value.ptr, value.length};
-  }
-}
-
-// send_reply ends the stream. Envoy may run other hooks of it before this
-// returns, so the caller touches nothing after. For a gRPC request Envoy makes
-// a trailers-only response of it, with the body as grpc-message and status 0,
-// success, unless we name one.
-static void send_reply(envoy_t envoy, reply_t* reply) {
-  char code[4];
-  size_t digits = 0;
-  if (reply->grpc >= 10) {
-    code[digits++] = (char)('0' + reply->grpc / 10);
-  }
-  code[digits++] = (char)('0' + reply->grpc % 10);
-  if (reply->grpc != 0) {
-    reply_header(reply, LITERAL("grpc-status"), (envoy_dynamic_module_type_module_buffer){code, digits});
-  }
-  CB(http_send_response)(envoy, reply->status, reply->headers, reply->header_count, reply->body, reply->details);
-}
-
-static void keep_for_response(stream_t* s, const record_t* r) {
-  const size_t size = (size_t)(r->end - r->start);
-  uint8_t* grown = realloc(s->response, s->response_length + size);
-  if (grown == NULL) {
-    return;
-  }
-  memcpy(grown + s->response_length, r->start, size);
-  s->response = grown;
-  s->response_length += size;
-}
-
-#define HEADERS_ON_STACK 96
-
-// all_headers fills memory, or memory of malloc's that the caller frees, with
-// all headers of a kind.
-static shunt_header* all_headers(envoy_t envoy, envoy_dynamic_module_type_http_header_type kind, shunt_header* memory,
-                                 size_t* count) {
-  *count = CB(http_get_headers_size)(envoy, kind);
-  shunt_header* headers = memory;
-  if (*count > HEADERS_ON_STACK) {
-    headers = malloc(*count * sizeof(*headers));
-    if (headers == NULL) {
-      *count = 0;
-      return memory;
-    }
-  }
-  if (*count > 0 && !CB(http_get_headers)(envoy, kind, headers)) {
-    *count = 0;
-  }
-  return headers;
-}
-
-// has_header looks a header up by reading all of them. Envoy's own look-up of a
-// name that it does not know first builds a hash table of the whole map, which
-// costs more than all else that shunt does to the headers of a request.
-static bool has_header(envoy_t envoy, envoy_dynamic_module_type_http_header_type kind,
-                       envoy_dynamic_module_type_module_buffer name) {
-  shunt_header memory[HEADERS_ON_STACK];
-  size_t count;
-  shunt_header* headers = all_headers(envoy, kind, memory, &count);
-  bool found = false;
-  for (size_t i = 0; i < count && !found; i++) {
-    found = headers[i].key_length == name.length && memcmp(headers[i].key_ptr, name.ptr, name.length) == 0;
-  }
-  if (headers != memory) {
-    free(headers);
-  }
-  return found;
-}
-
-static void remove_header(envoy_t envoy, envoy_dynamic_module_type_http_header_type kind,
-                          envoy_dynamic_module_type_module_buffer name) {
-  if (has_header(envoy, kind, name)) {
-    CB(http_set_header)(envoy, kind, name, (envoy_dynamic_module_type_module_buffer){NULL, 0});
-  }
-}
-
-// set_destination replaces whatever another filter may have put there since
-// the client's was removed: the cluster reads the first value.
-static void set_destination(envoy_t envoy, stream_t* s, envoy_dynamic_module_type_module_buffer value,
-                            bool same_hook) {
-  if (!same_hook && has_header(envoy, KIND(RequestHeader), LITERAL(DESTINATION_HEADER))) {
-    CB(http_set_header)(envoy, KIND(RequestHeader), LITERAL(DESTINATION_HEADER), value);
-  } else {
-    CB(http_add_header)(envoy, KIND(RequestHeader), LITERAL(DESTINATION_HEADER), value);
-  }
-  CB(http_set_dynamic_metadata_string)(envoy, LITERAL("envoy.lb"), LITERAL(DESTINATION_HEADER), value);
-  s->routed = true;
-  s->routed_at = monotonic_ns();
-  s->destination_length = 0;
-  const char* comma = memchr(value.ptr, ',', value.length);
-  const size_t first = comma == NULL ? value.length : (size_t)(comma - value.ptr);
-  if (first < sizeof(s->destination)) {
-    memcpy(s->destination, value.ptr, first);
-    s->destination_length = (uint8_t)first;
-  }
-}
-
-// Envoy 1.39 and later set several values in one call, which builds and merges
-// one Struct instead of one each; NULL in 1.38. abi.h of 1.38 does not declare
-// it.
-extern void envoy_dynamic_module_callback_http_set_dynamic_metadata_string_batch(
-    envoy_t envoy, envoy_dynamic_module_type_module_buffer ns,
-    const envoy_dynamic_module_type_module_http_header* entries, size_t count) __attribute__((weak));
-
-#define MAX_BATCH 16
-
-// texts_t gathers metadata of the namespace shunt.
-typedef struct {
-  envoy_dynamic_module_type_module_http_header entries[MAX_BATCH];
-  size_t count;
-} texts_t;
-
-static void set_texts(envoy_t envoy, texts_t* texts) {
-  if (texts->count == 0) {
-    return;
-  }
-  if (CB(http_set_dynamic_metadata_string_batch) != NULL) {
-    CB(http_set_dynamic_metadata_string_batch)(envoy, LITERAL("shunt"), texts->entries, texts->count);
-  } else {
-    for (size_t i = 0; i < texts->count; i++) {
-      const envoy_dynamic_module_type_module_http_header* e = &texts->entries[i];
-      CB(http_set_dynamic_metadata_string)
-      (envoy, LITERAL("shunt"), (envoy_dynamic_module_type_module_buffer){e->key_ptr, e->key_length},
-       (envoy_dynamic_module_type_module_buffer){e->value_ptr, e->value_length});
-    }
-  }
-  texts->count = 0;
-}
-
-// By how much a rewritten body may be longer than the one that was accepted.
-#define EDIT_MARGIN 65536
-
-// raise_buffer_limit keeps Envoy from refusing what we accept: our own sum is
-// checked first.
-static void raise_buffer_limit(envoy_t envoy, int64_t limit) {
-  const uint64_t now = CB(http_get_buffer_limit)(envoy), need = (uint64_t)limit + EDIT_MARGIN;
-  if (now != 0 && now < need) {
-    CB(http_set_buffer_limit)(envoy, need);
-  }
-}
-
-// apply does what a tape says, the reply last. It sets the stream's state
-// first, since a reply runs other hooks and may free the stream: after a reply
-// the caller touches nothing of it. same_hook means that the headers were read
-// in the hook that applies the verdict.
-static void apply(envoy_t envoy, stream_t* s, shunt_tape* tape, int action,
-                  envoy_dynamic_module_type_http_header_type kind, bool same_hook) {
-  const envoy_dynamic_module_type_module_buffer none = {NULL, 0};
-  reply_t reply = {0};
-  texts_t texts = {0};
-  record_t r;
-  for (const uint8_t *at = tape->data, *end = at + tape->len; tape_next(&at, end, &r);) {
-    switch (r.op) {
-    case SHUNT_OP_REMOVE:
-      CB(http_set_header)(envoy, kind, r.key, none);
-      break;
-    case SHUNT_OP_SET:
-      CB(http_set_header)(envoy, KIND(RequestHeader), r.key, r.value);
-      break;
-    case SHUNT_OP_EDIT: {
-      uint64_t at[2];
-      memcpy(at, r.key.ptr, sizeof(at));
-      shunt_edit_body(envoy, s->in_body, at[0], at[1], r.value);
-      break;
-    }
-    case SHUNT_OP_DESTINATION:
-      set_destination(envoy, s, r.value, same_hook);
-      break;
-    case SHUNT_OP_TEXT:
-      if (texts.count == MAX_BATCH) {
-        set_texts(envoy, &texts);
-      }
-      texts.entries[texts.count++] = (envoy_dynamic_module_type_module_http_header){r.key.ptr, r.key.length,
-                                                                                    r.value.ptr, r.value.length};
-      break;
-    case SHUNT_OP_NUMBER: {
-      double number;
-      memcpy(&number, r.value.ptr, sizeof(number));
-      CB(http_set_dynamic_metadata_number)(envoy, LITERAL("shunt"), r.key, number);
-      break;
-    }
-    case SHUNT_OP_RESPONSE:
-      keep_for_response(s, &r);
-      break;
-    case SHUNT_OP_STATUS:
-      memcpy(&reply.status, r.value.ptr, 4);
-      memcpy(&reply.grpc, r.value.ptr + 4, 4);
-      break;
-    case SHUNT_OP_HEADER:
-      reply_header(&reply, r.key, r.value);
-      break;
-    case SHUNT_OP_DETAILS:
-      reply.details = r.value;
-      break;
-    case SHUNT_OP_BODY:
-      reply.body = r.value;
-      break;
-    }
-  }
-  set_texts(envoy, &texts);
-  switch (action) {
-  case SHUNT_CONTINUE:
-    s->state = STATE_PASS;
-    s->watch = tape->watch;
-    break;
-  case SHUNT_NEED_BODY:
-    s->state = STATE_BODY;
-    s->limit = tape->limit;
-    s->room = tape->room == 0 ? tape->limit : tape->room;
-    raise_buffer_limit(envoy, tape->limit);
-    break;
-  case SHUNT_WAIT:
-    s->state = STATE_WAIT;
-    break;
-  case SHUNT_REPLY:
-    s->state = STATE_REPLIED;
-    send_reply(envoy, &reply);
-    break;
-  case SHUNT_RESET:
-    s->state = STATE_REPLIED;
-    CB(http_filter_reset_stream)
-    (envoy, envoy_dynamic_module_type_http_filter_stream_reset_reason_LocalReset, reply.details);
-    break;
-  }
-}
 
 // ---- config ----
 
@@ -432,8 +71,8 @@ static int decide_headers(envoy_t envoy, stream_t* s, const shunt_header* header
   WITH_TAPE(tape)
   const int action =
       shuntHeaders(envoy, s->config, route_of(envoy), &s->ref, (shunt_header*)headers, count, end_of_stream, &tape);
-  apply(envoy, s, &tape, action, KIND(RequestHeader), true);
-  tape_free(&tape);
+  shunt_apply(envoy, s, &tape, action, KIND(RequestHeader), true);
+  shunt_tape_free(&tape);
   return action;
 }
 
@@ -478,7 +117,7 @@ envoy_dynamic_module_type_on_http_filter_request_headers_status envoy_dynamic_mo
   s->ref.worker = worker;
   shunt_header memory[HEADERS_ON_STACK];
   size_t count;
-  shunt_header* headers = all_headers(envoy, KIND(RequestHeader), memory, &count);
+  shunt_header* headers = shunt_all_headers(envoy, KIND(RequestHeader), memory, &count);
   int action = SHUNT_WAIT;
   if (!end_of_stream && (s->announced = announced_body(headers, count)) > 0) {
     s->state = STATE_HEADERS;
@@ -496,7 +135,7 @@ envoy_dynamic_module_type_on_http_filter_request_headers_status envoy_dynamic_mo
 static int late_headers(envoy_t envoy, stream_t* s) {
   shunt_header memory[HEADERS_ON_STACK];
   size_t count;
-  shunt_header* headers = all_headers(envoy, KIND(RequestHeader), memory, &count);
+  shunt_header* headers = shunt_all_headers(envoy, KIND(RequestHeader), memory, &count);
   const int action = decide_headers(envoy, s, headers, count, false);
   if (headers != memory) {
     free(headers);
@@ -568,8 +207,8 @@ static envoy_dynamic_module_type_on_http_filter_request_body_status body_status(
 static envoy_dynamic_module_type_on_http_filter_request_body_status more_room(envoy_t envoy, stream_t* s) {
   WITH_TAPE(tape)
   const int action = shuntMore(s->ref, s->body, &tape);
-  apply(envoy, s, &tape, action, KIND(RequestHeader), false);
-  tape_free(&tape);
+  shunt_apply(envoy, s, &tape, action, KIND(RequestHeader), false);
+  shunt_tape_free(&tape);
   return body_status(action);
 }
 
@@ -577,7 +216,7 @@ static envoy_dynamic_module_type_on_http_filter_request_body_status more_room(en
 static int whole_request(envoy_t envoy, stream_t* s) {
   shunt_header memory[HEADERS_ON_STACK];
   size_t count;
-  shunt_header* headers = all_headers(envoy, KIND(RequestHeader), memory, &count);
+  shunt_header* headers = shunt_all_headers(envoy, KIND(RequestHeader), memory, &count);
   pieces_t p;
   pieces_get(envoy, true, &p);
   WITH_TAPE(tape)
@@ -588,10 +227,10 @@ static int whole_request(envoy_t envoy, stream_t* s) {
   }
   pieces_free(&p);
   if (action == SHUNT_WAIT) {
-    raise_buffer_limit(envoy, tape.limit); // Envoy is about to buffer the body
+    shunt_raise_buffer_limit(envoy, tape.limit); // Envoy is about to buffer the body
   }
-  apply(envoy, s, &tape, action, KIND(RequestHeader), true);
-  tape_free(&tape);
+  shunt_apply(envoy, s, &tape, action, KIND(RequestHeader), true);
+  shunt_tape_free(&tape);
   return action;
 }
 
@@ -604,7 +243,7 @@ envoy_dynamic_module_type_on_http_filter_request_body_status envoy_dynamic_modul
     if (!end_of_stream && CB(http_get_body_size)(envoy, BODY_KIND(ReceivedRequestBody)) == s->announced) {
       // All is here, but of HTTP/1 the end comes apart. An answer before it
       // would cost the client its connection.
-      raise_buffer_limit(envoy, s->announced);
+      shunt_raise_buffer_limit(envoy, s->announced);
       return BODY(StopIterationAndBuffer);
     }
     const int action = end_of_stream ? whole_request(envoy, s) : late_headers(envoy, s);
@@ -628,8 +267,8 @@ envoy_dynamic_module_type_on_http_filter_request_body_status envoy_dynamic_modul
   }
   WITH_TAPE(tape)
   const int action = s->body > s->limit ? shuntTooLarge(s->ref, &tape) : whole_body(envoy, s, true, &tape);
-  apply(envoy, s, &tape, action, KIND(RequestHeader), false);
-  tape_free(&tape);
+  shunt_apply(envoy, s, &tape, action, KIND(RequestHeader), false);
+  shunt_tape_free(&tape);
   return body_status(action);
 }
 
@@ -646,7 +285,7 @@ envoy_dynamic_module_type_on_http_filter_request_trailers_status envoy_dynamic_m
   {
     shunt_header memory[HEADERS_ON_STACK];
     size_t count;
-    shunt_header* headers = all_headers(envoy, KIND(RequestTrailer), memory, &count);
+    shunt_header* headers = shunt_all_headers(envoy, KIND(RequestTrailer), memory, &count);
     WITH_TAPE(tape)
     shuntTrailers(s->ref, headers, count, &tape);
     if (headers != memory) {
@@ -654,9 +293,9 @@ envoy_dynamic_module_type_on_http_filter_request_trailers_status envoy_dynamic_m
     }
     const uint8_t state = s->state;
     tape.watch = s->watch;
-    apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestTrailer), false);
+    shunt_apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestTrailer), false);
     s->state = state; // removing trailers decides nothing
-    tape_free(&tape);
+    shunt_tape_free(&tape);
   }
   switch (s->state) {
   case STATE_WAIT:
@@ -668,8 +307,8 @@ envoy_dynamic_module_type_on_http_filter_request_trailers_status envoy_dynamic_m
   }
   WITH_TAPE(tape)
   const int action = whole_body(envoy, s, false, &tape);
-  apply(envoy, s, &tape, action, KIND(RequestHeader), false);
-  tape_free(&tape);
+  shunt_apply(envoy, s, &tape, action, KIND(RequestHeader), false);
+  shunt_tape_free(&tape);
   return action == SHUNT_CONTINUE ? TRAILERS(Continue) : TRAILERS(StopIteration);
 }
 
@@ -686,9 +325,9 @@ static void evict(envoy_t envoy, stream_t* s) {
   const int action = shuntEvicted(s->ref, s->status, answered, s->complete, first_byte_ns(s), &tape);
   if (action == SHUNT_REPLY) {
     s->watch = false;
-    apply(envoy, s, &tape, answered ? SHUNT_RESET : SHUNT_REPLY, KIND(RequestHeader), false);
+    shunt_apply(envoy, s, &tape, answered ? SHUNT_RESET : SHUNT_REPLY, KIND(RequestHeader), false);
   }
-  tape_free(&tape);
+  shunt_tape_free(&tape);
 }
 
 // A request that waited is decided, or one is to end, on its own worker.
@@ -705,8 +344,8 @@ void envoy_dynamic_module_on_http_filter_scheduled(envoy_dynamic_module_type_htt
   }
   WITH_TAPE(tape)
   const int action = shuntResume(s->ref, &tape);
-  apply(envoy, s, &tape, action, KIND(RequestHeader), false);
-  tape_free(&tape);
+  shunt_apply(envoy, s, &tape, action, KIND(RequestHeader), false);
+  shunt_tape_free(&tape);
   if (action == SHUNT_CONTINUE) {
     CB(http_filter_continue_decoding)(envoy);
   }
@@ -740,8 +379,8 @@ static void served_elsewhere(envoy_t envoy, stream_t* s) {
   WITH_TAPE(tape)
   shuntServed(s->ref, (char*)address.ptr, address.length, &tape);
   tape.watch = s->watch;
-  apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader), false);
-  tape_free(&tape);
+  shunt_apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader), false);
+  shunt_tape_free(&tape);
 }
 
 // What the headers of a response say that matters here.
@@ -775,8 +414,8 @@ static response_t read_response(const shunt_header* headers, size_t count) {
 static void watch_response(envoy_t envoy, stream_t* s, response_t* response, bool end_of_stream) {
   WITH_TAPE(tape)
   shuntResponse(s->ref, response->status, &response->content_type, &response->content_encoding, end_of_stream, &tape);
-  apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(ResponseHeader), false);
-  tape_free(&tape);
+  shunt_apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(ResponseHeader), false);
+  shunt_tape_free(&tape);
 }
 
 envoy_dynamic_module_type_on_http_filter_response_headers_status envoy_dynamic_module_on_http_filter_response_headers(
@@ -788,7 +427,7 @@ envoy_dynamic_module_type_on_http_filter_response_headers_status envoy_dynamic_m
   }
   shunt_header memory[HEADERS_ON_STACK];
   size_t count;
-  shunt_header* headers = all_headers(envoy, KIND(ResponseHeader), memory, &count);
+  shunt_header* headers = shunt_all_headers(envoy, KIND(ResponseHeader), memory, &count);
   response_t response = read_response(headers, count);
   if (headers != memory) {
     free(headers);
@@ -810,7 +449,7 @@ envoy_dynamic_module_type_on_http_filter_response_headers_status envoy_dynamic_m
     (envoy, KIND(ResponseHeader), LITERAL(DROP_REASON_HEADER), (envoy_dynamic_module_type_module_buffer){NULL, 0});
   }
   record_t r;
-  for (const uint8_t *at = s->response, *end = at + s->response_length; at != NULL && tape_next(&at, end, &r);) {
+  for (const uint8_t *at = s->response, *end = at + s->response_length; at != NULL && shunt_tape_next(&at, end, &r);) {
     CB(http_set_header)(envoy, KIND(ResponseHeader), r.key, r.value);
   }
   return envoy_dynamic_module_type_on_http_filter_response_headers_status_Continue;
@@ -838,7 +477,7 @@ static void watch_body(envoy_t envoy, stream_t* s) {
     CB(http_append_body)(envoy, kind, (envoy_dynamic_module_type_module_buffer){(char*)tape.data, tape.len});
   }
   s->watch = tape.watch;
-  tape_free(&tape);
+  shunt_tape_free(&tape);
   if (chunks != memory) {
     free(chunks);
   }
@@ -857,7 +496,7 @@ envoy_dynamic_module_type_on_http_filter_response_body_status envoy_dynamic_modu
 
 envoy_dynamic_module_type_on_http_filter_response_trailers_status envoy_dynamic_module_on_http_filter_response_trailers(
     envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module) {
-  remove_header(envoy, KIND(ResponseTrailer), LITERAL(DROP_REASON_HEADER));
+  shunt_remove_header(envoy, KIND(ResponseTrailer), LITERAL(DROP_REASON_HEADER));
   ((stream_t*)module)->complete = true;
   return envoy_dynamic_module_type_on_http_filter_response_trailers_status_Continue;
 }
@@ -873,9 +512,9 @@ void envoy_dynamic_module_on_http_filter_stream_complete(envoy_dynamic_module_ty
   s->ref.slot = 0;
   shuntFinish(ref, s->status, s->answered, s->complete, s->details, s->details_length, first_byte_ns(s), &tape);
   const uint8_t state = s->state;
-  apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader), false);
+  shunt_apply(envoy, s, &tape, SHUNT_CONTINUE, KIND(RequestHeader), false);
   s->state = state;
-  tape_free(&tape);
+  shunt_tape_free(&tape);
 }
 
 void envoy_dynamic_module_on_http_filter_destroy(envoy_dynamic_module_type_http_filter_module_ptr module) {
@@ -883,52 +522,9 @@ void envoy_dynamic_module_on_http_filter_destroy(envoy_dynamic_module_type_http_
   if (s->ref.slot != 0) { // Envoy ended the stream without completing it
     WITH_TAPE(tape)
     shuntFinish(s->ref, s->status, s->answered, s->complete, NULL, 0, 0, &tape);
-    tape_free(&tape);
+    shunt_tape_free(&tape);
   }
   free(s->details);
   free(s->response);
   free(s);
-}
-
-// ---- hooks that Envoy demands and shunt does not use ----
-
-void envoy_dynamic_module_on_http_filter_http_callout_done(
-    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
-    uint64_t callout, envoy_dynamic_module_type_http_callout_result result, shunt_header* headers, size_t headers_size,
-    shunt_buffer* body_chunks, size_t body_chunks_size) {
-  (void)envoy, (void)module, (void)callout, (void)result, (void)headers, (void)headers_size, (void)body_chunks,
-      (void)body_chunks_size;
-}
-void envoy_dynamic_module_on_http_filter_http_stream_headers(
-    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
-    uint64_t stream, shunt_header* headers, size_t headers_size, bool end_stream) {
-  (void)envoy, (void)module, (void)stream, (void)headers, (void)headers_size, (void)end_stream;
-}
-void envoy_dynamic_module_on_http_filter_http_stream_data(
-    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
-    uint64_t stream, const shunt_buffer* data, size_t data_count, bool end_stream) {
-  (void)envoy, (void)module, (void)stream, (void)data, (void)data_count, (void)end_stream;
-}
-void envoy_dynamic_module_on_http_filter_http_stream_trailers(
-    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
-    uint64_t stream, shunt_header* trailers, size_t trailers_size) {
-  (void)envoy, (void)module, (void)stream, (void)trailers, (void)trailers_size;
-}
-void envoy_dynamic_module_on_http_filter_http_stream_complete(
-    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
-    uint64_t stream) {
-  (void)envoy, (void)module, (void)stream;
-}
-void envoy_dynamic_module_on_http_filter_http_stream_reset(
-    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module,
-    uint64_t stream, envoy_dynamic_module_type_http_stream_reset_reason reason) {
-  (void)envoy, (void)module, (void)stream, (void)reason;
-}
-void envoy_dynamic_module_on_http_filter_downstream_above_write_buffer_high_watermark(
-    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module) {
-  (void)envoy, (void)module;
-}
-void envoy_dynamic_module_on_http_filter_downstream_below_write_buffer_low_watermark(
-    envoy_dynamic_module_type_http_filter_envoy_ptr envoy, envoy_dynamic_module_type_http_filter_module_ptr module) {
-  (void)envoy, (void)module;
 }
