@@ -130,18 +130,17 @@ func (f *Form) data(p []byte, i int) int {
 func (f *Form) take(b []byte) {
 	switch f.field {
 	case fieldModel:
-		if f.modelSeen > 1 {
+		if f.modelSeen > 1 || f.modelLong {
 			return
 		}
-		if len(f.model)+len(b) > MaxModel {
-			f.modelLong = true
+		if len(f.model)+len(b) > MaxModel { // what has come of it depends on how the body was cut
+			f.modelLong, f.model = true, f.model[:0]
 			return
 		}
 		f.model = append(f.model, b...)
 	case fieldStream:
-		if len(f.stream)+len(b) <= maxFlag {
-			f.stream = append(f.stream, b...)
-		}
+		// One byte more than fits tells a longer value from its beginning.
+		f.stream = append(f.stream, b[:min(len(b), maxFlag+1-len(f.stream))]...)
 	}
 }
 

@@ -67,6 +67,7 @@ func TestForm(t *testing.T) {
 		{"a preamble", "hello\r\n" + file + model + "--b--\r\nbye\r\n--b\r\n", "whisper", false, "", ""},
 		{"streamed", model + part(disposition+`"stream"`, "true") + "--b--", "whisper", true, "", ""},
 		{"streamed, by 1", model + part(disposition+`"stream"`, "1") + "--b--", "whisper", true, "", ""},
+		{"not streamed, by more than true", model + part(disposition+`"stream"`, "true, or so it begins") + "--b--", "whisper", false, "", ""},
 		{"not streamed", model + part(disposition+`"stream"`, "false") + "--b--", "whisper", false, "", ""},
 		{"any case, no quotes, more headers", part("x-y: z\r\ncontent-DISPOSITION:form-data;name=model", "a b\r\n") + "--b--", "a b\r\n", false, "", ""},
 		{"padding", strings.Replace(model, "--b", "--b \t", 1) + "--b--", "whisper", false, "", ""},
