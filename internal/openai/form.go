@@ -32,6 +32,7 @@ type Form struct {
 
 	state   formState
 	matched int    // bytes of delim that the present data ends with
+	skipped int    // how many of them are not in the data, which has only begun
 	tail    []byte // of formDelim and formHead: what has come of the line or the head
 	base    int64  // offset of the present chunk
 	field   formField
@@ -69,7 +70,7 @@ func Boundary(contentType string) string {
 func (f *Form) Reset(boundary string, opts Options) {
 	*f = Form{delim: append(append(f.delim[:0], "\r\n--"...), boundary...), tail: f.tail[:0], model: f.model[:0], stream: f.stream[:0]}
 	f.optional = opts.ModelOptional
-	f.matched, f.first, f.modelAt = 2, -1, -1 // a form may begin with a delimiter at once
+	f.matched, f.skipped, f.first, f.modelAt = 2, 2, -1, -1 // a form may begin with a delimiter at once
 }
 
 // Write reads the next chunk.
@@ -112,16 +113,20 @@ func (f *Form) data(p []byte, i int) int {
 		}
 		if p[i] == f.delim[f.matched] {
 			i++
-			if f.matched++; f.matched == len(f.delim) {
-				f.endData(f.base + int64(i))
-				return i
+			if f.matched++; f.matched < len(f.delim) {
+				continue
 			}
-			continue
+			if f.skipped > 0 && f.parts > 0 { // a delimiter to some readers, data to others
+				f.fail("the data of a part begins with the boundary")
+			} else {
+				f.endData(f.base + int64(i))
+			}
+			return i
 		}
 		if f.parts > 0 { // what looked like a delimiter was data
-			f.take(f.delim[:f.matched])
+			f.take(f.delim[f.skipped:f.matched])
 		}
-		f.matched = 0
+		f.matched, f.skipped = 0, 0
 	}
 	return i
 }
@@ -153,7 +158,7 @@ func (f *Form) endData(off int64) {
 	if f.first < 0 {
 		f.first = begin + 2
 	}
-	f.field, f.matched = fieldOther, 0
+	f.field, f.matched, f.skipped = fieldOther, 0, 0
 	f.state, f.tail = formDelim, f.tail[:0]
 }
 
@@ -191,7 +196,7 @@ func (f *Form) endHead(off int64) {
 		f.fail("a line of a part's headers begins with white space")
 		return
 	}
-	f.state, f.matched = formData, 0
+	f.state, f.matched, f.skipped = formData, 2, 2
 	switch name, file := partName(string(head)); {
 	case name == "model" && file:
 		f.fail(`"model" is sent as a file; send it as a field, without a filename`)

@@ -84,6 +84,9 @@ func TestForm(t *testing.T) {
 		{"no parts", "--b--", "", false, CodeMissingParameter, "required"},
 		{"a line feed alone in a part's headers", part(disposition+`"model"`+"\n", "\r\nx") + "--b--", "", false, CodeInvalidValue, "something else than CRLF"},
 		{"a carriage return alone in a part's headers", part("x: \ry\r\n"+disposition+`"model"`, "x") + "--b--", "", false, CodeInvalidValue, "something else than CRLF"},
+		{"data that begins with the boundary", part(disposition+`"model"`, "--b--") + "--b--", "", false, CodeInvalidValue, "begins with the boundary"},
+		{"data that begins like it", part(disposition+`"model"`, "--a") + "--b--", "--a", false, "", ""},
+		{"data that begins with a dash", part(disposition+`"model"`, "-") + "--b--", "-", false, "", ""},
 		{"a folded header", part(disposition+`"model"`+"\r\n x", "m") + "--b--", "", false, CodeInvalidValue, "begins with white space"},
 		{"endless headers", "--b\r\n" + strings.Repeat("x", maxPartHead+10), "", false, CodeInvalidValue, "headers of a part are too long"},
 	} {
