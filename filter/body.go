@@ -32,7 +32,7 @@ func (r *Request) openBody(h *Head, v *Verdict) bool {
 	if r.rules.From == openai.FromForm {
 		boundary := openai.Boundary(h.ContentType)
 		if boundary == "" {
-			r.refuse(400, codeInvalidValue, "the request body must be a form: content-type multipart/form-data with a boundary", "", v)
+			r.refuse(400, codeInvalidValue, "the request body must be a form: content-type multipart/form-data with a boundary, in UTF-8", "", v)
 			return false
 		}
 		r.identity.wish().boundary = strings.Clone(boundary)

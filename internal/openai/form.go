@@ -57,13 +57,19 @@ const (
 	fieldStream
 )
 
-// Boundary returns the boundary in a content-type header, "" where the header is not that of a form with one.
+// Boundary returns the boundary in a content-type header, "" where the header is not that of a form with one. Nor is
+// one that readers of forms differ in: escapes and parameters in an encoding of their own, which not all decode, and a
+// character set in which a field's name may be spelled in other bytes than in UTF-8.
 func Boundary(contentType string) string {
 	kind, params, err := mime.ParseMediaType(contentType)
-	if err != nil || kind != "multipart/form-data" || len(params["boundary"]) > 70 {
+	if err != nil || kind != "multipart/form-data" || len(params["boundary"]) > 70 || strings.ContainsAny(contentType, `*\`) {
 		return ""
 	}
-	return params["boundary"]
+	switch strings.ToLower(params["charset"]) {
+	case "", "utf-8", "utf8", "us-ascii", "iso-8859-1":
+		return params["boundary"]
+	}
+	return ""
 }
 
 // Reset begins a form with a boundary.
@@ -197,7 +203,9 @@ func (f *Form) endHead(off int64) {
 		return
 	}
 	f.state, f.matched, f.skipped = formData, 2, 2
-	switch name, file := partName(string(head)); {
+	switch name, file, fault := partName(string(head)); {
+	case fault != "":
+		f.fail(fault)
 	case name == "model" && file:
 		f.fail(`"model" is sent as a file; send it as a field, without a filename`)
 	case name == "model":
@@ -210,20 +218,36 @@ func (f *Form) endHead(off int64) {
 	}
 }
 
-// partName is the name of a part's field, "" for none; file is true for one that has the name of a file.
-func partName(head string) (name string, file bool) {
+// partName is the name of a part's field, "" for none; file is true for one that has the name of a file. Readers of
+// forms differ in which of two headers or names counts and in what they make of a broken one, so a part that some of
+// them could take for the model's has a fault: otherwise the engine could serve another model than shunt has read.
+func partName(head string) (name string, file bool, fault string) {
+	seen := false
 	for line := range strings.SplitSeq(head, "\r\n") {
 		key, value, _ := strings.Cut(line, ":")
-		if strings.EqualFold(strings.TrimSpace(key), "content-disposition") {
-			_, params, err := mime.ParseMediaType(value)
-			if err != nil {
-				return "", false
-			}
-			_, file = params["filename"]
-			return params["name"], file
+		if !strings.EqualFold(strings.TrimSpace(key), "content-disposition") {
+			continue
 		}
+		if seen {
+			return "", false, "a part has two Content-Disposition headers"
+		}
+		seen = true
+		for param := range strings.SplitSeq(strings.ToLower(value), ";") {
+			if strings.HasPrefix(strings.TrimSpace(param), "name*") {
+				return "", false, "a part's Content-Disposition has name*; send name"
+			}
+		}
+		_, params, err := mime.ParseMediaType(value)
+		if err != nil {
+			if strings.Contains(value, "model") {
+				return "", false, `a part's Content-Disposition names "model" and can't be read`
+			}
+			continue
+		}
+		name = params["name"]
+		_, file = params["filename"]
 	}
-	return "", false
+	return name, file, ""
 }
 
 func (f *Form) fail(why string) { f.state, f.fault = formFailed, why }

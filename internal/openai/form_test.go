@@ -88,6 +88,17 @@ func TestForm(t *testing.T) {
 		{"data that begins like it", part(disposition+`"model"`, "--a") + "--b--", "--a", false, "", ""},
 		{"data that begins with a dash", part(disposition+`"model"`, "-") + "--b--", "-", false, "", ""},
 		{"a folded header", part(disposition+`"model"`+"\r\n x", "m") + "--b--", "", false, CodeInvalidValue, "begins with white space"},
+		// Starlette, with which vLLM and SGLang read forms, takes "other" for the model in the first six.
+		{"a name twice", model + part(disposition+`"x"; name="model"`, "other") + "--b--", "", false, CodeInvalidValue, "can't be read"},
+		{"a name that junk follows", model + part(disposition+`"model"; foo bar`, "other") + "--b--", "", false, CodeInvalidValue, "can't be read"},
+		{"junk before a name", model + part(`Content-Disposition: form data; name="model"`, "other") + "--b--", "", false, CodeInvalidValue, "can't be read"},
+		{"no kind before a name", model + part(`Content-Disposition: ; name="model"`, "other") + "--b--", "", false, CodeInvalidValue, "can't be read"},
+		{"an empty parameter before a name", model + part(`Content-Disposition: form-data;; name="model"`, "other") + "--b--", "", false, CodeInvalidValue, "can't be read"},
+		{"two dispositions", model + part(disposition+`"x"`+"\r\n"+disposition+`"model"`, "other") + "--b--", "", false, CodeInvalidValue, "two Content-Disposition"},
+		{"a name in another character set", model + part(disposition+`"x"; name*=latin1''model`, "other") + "--b--", "", false, CodeInvalidValue, "name*"},
+		{"a name in pieces", model + part(`Content-Disposition: form-data; NAME*0="mod"; name*1="el"`, "other") + "--b--", "", false, CodeInvalidValue, "name*"},
+		{"a file's name with quotes in it", part(disposition+`"file"; filename="a"b.wav"`, "RIFF") + model + "--b--", "whisper", false, "", ""},
+		{"a file's name in another character set", part(disposition+`"file"; filename*=utf-8''a%20b.wav`, "RIFF") + model + "--b--", "whisper", false, "", ""},
 		{"endless headers", "--b\r\n" + strings.Repeat("x", maxPartHead+10), "", false, CodeInvalidValue, "headers of a part are too long"},
 	} {
 		got := readForm("b", false, []byte(c.body))
@@ -182,13 +193,19 @@ func TestFormEdits(t *testing.T) {
 
 func TestBoundary(t *testing.T) {
 	for contentType, want := range map[string]string{
-		"multipart/form-data; boundary=b":                    "b",
-		`Multipart/Form-Data; charset=utf-8; boundary="a b"`: "a b",
-		"multipart/form-data":                                "",
-		"multipart/form-data; boundary=":                     "",
-		"multipart/mixed; boundary=b":                        "",
-		"application/json":                                   "",
-		"":                                                   "",
+		"multipart/form-data; boundary=b":                          "b",
+		`Multipart/Form-Data; charset=utf-8; boundary="a b"`:       "a b",
+		"multipart/form-data; boundary=b; charset=ISO-8859-1":      "b",
+		"multipart/form-data; boundary=b; charset=cp037":           "", // "model" is 9496848593 there
+		"multipart/form-data; boundary=b; charset=utf-7":           "", // +AG0-odel
+		"multipart/form-data; boundary=b; charset*=x''cp037":       "",
+		"multipart/form-data; boundary=b; boundary*=utf-8''a":      "",
+		`multipart/form-data; boundary="a\(b"`:                     "",
+		"multipart/form-data":                                      "",
+		"multipart/form-data; boundary=":                           "",
+		"multipart/mixed; boundary=b":                              "",
+		"application/json":                                         "",
+		"":                                                         "",
 		"multipart/form-data; boundary=" + strings.Repeat("x", 71): "",
 	} {
 		if got := Boundary(contentType); got != want {
