@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -39,7 +40,7 @@ func checkCommand() *cobra.Command {
 				return fileError{args[0], err}
 			}
 			problems, warnings := bootstrap.CheckEndpoints(cfg)
-			writeWarnings(cmd, args[0], warnings)
+			writeWarnings(cmd, args[0], slices.Concat(warnings, bootstrap.CheckFlow(cfg)))
 			if len(problems) > 0 {
 				return fileError{args[0], problems}
 			}

@@ -110,11 +110,12 @@ func TestPrintedConfigChecks(t *testing.T) {
 
 // TestWarnings are on stderr and leave the exit code alone.
 func TestWarnings(t *testing.T) {
-	document := strings.Replace(good, ":8000", ":9000", 1)
+	document := strings.Replace(good, ":8000", ":9000", 1) + "\nflowControl: {maxTokens: 9}\n"
 	_, text, _ := shunt(t, document, "envoy-config", "--config", "-")
 	for _, text := range []string{document, text} {
 		code, stdout, stderr := shunt(t, text, "check", "-")
-		if code != 0 || !strings.Contains(stdout, "-: ok") || !strings.HasPrefix(stderr, "-: warning: ") || !strings.Contains(stderr, "pools.default.static[0]") {
+		if code != 0 || !strings.Contains(stdout, "-: ok") || !strings.HasPrefix(stderr, "-: warning: ") || !strings.Contains(stderr, "pools.default.static[0]") ||
+			!strings.Contains(stderr, "flowControl.maxTokens") {
 			t.Errorf("check says %d: %s%s", code, stdout, stderr)
 		}
 	}

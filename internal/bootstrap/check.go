@@ -210,7 +210,7 @@ func (c *check) filter(text []byte, err error, line int, path string) {
 	c.destinations[cfg.Destination] = true
 	problems, warnings := CheckEndpoints(cfg)
 	c.add(path, line, problems)
-	for _, w := range warnings {
+	for _, w := range slices.Concat(warnings, CheckFlow(cfg)) {
 		c.warn(path+": "+w.Path, line, w.Message)
 	}
 }
