@@ -13,7 +13,7 @@ import (
 // costs more than it saves at low rates.
 const (
 	yieldEvery = 8 * time.Millisecond
-	yieldCalls = 4
+	yieldCalls = 16
 )
 
 // yielder is one worker's.
