@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"math/rand/v2"
 	"strings"
 
 	"github.com/shuntproxy/shunt/internal/pool"
@@ -8,13 +9,13 @@ import (
 
 // destinations is what the destination header names: the picked endpoint, then
 // those that Envoy may try instead where it fails before its answer begins.
-func (r *Request) destinations(snap *pool.Snapshot, picked int32, seed uint64) string {
+func (r *Request) destinations(snap *pool.Snapshot, picked int32) string {
 	key := snap.Endpoints[picked].Key
 	if r.set.cfg.Fallbacks == 0 {
 		return key
 	}
 	var others [maxFallbacks]int32
-	n := leastBusy(snap, r.keeper(snap, r.candidates(snap)), picked, seed, others[:min(r.set.cfg.Fallbacks, maxFallbacks)])
+	n := leastBusy(snap, r.keeper(snap, r.candidates(snap)), picked, rand.Uint64(), others[:min(r.set.cfg.Fallbacks, maxFallbacks)])
 	if n == 0 {
 		return key
 	}

@@ -185,7 +185,7 @@ func (f *edsFile) turn(now time.Time) (next time.Time, err error) {
 			result = "failed"
 			f.book.failed = now
 		} else {
-			f.book.written(content, want, f.rt.now())
+			f.book.written(want, f.rt.now())
 		}
 		f.rt.metrics.edsWrites.WithLabelValues(result).Inc()
 	} else if !f.book.failed.IsZero() {

@@ -52,12 +52,12 @@ type gift struct {
 // edsBook decides what an EDS file holds, and when a pool may pick an address:
 // never before Envoy could read of it. Its time is the caller's.
 type edsBook struct {
-	offers  map[offerKey]*offer
-	listed  map[netip.AddrPort]time.Time // in the file, since when
-	gone    map[netip.AddrPort]time.Time // in the file, but no source's any more, since when
-	content []byte                       // of the file
-	wrote   time.Time                    // the newest version
-	failed  time.Time                    // the newest that could not be written, zero after one that could
+	offers map[offerKey]*offer
+	listed map[netip.AddrPort]time.Time // in the file, since when
+	gone   map[netip.AddrPort]time.Time // in the file, but no source's any more, since when
+	file   map[netip.AddrPort]bool      // what the newest version holds, nil before there is one
+	wrote  time.Time                    // the newest version
+	failed time.Time                    // the newest that could not be written, zero after one that could
 }
 
 func newEDSBook() *edsBook {
@@ -78,9 +78,9 @@ func (b *edsBook) drop(p *Pool, keep []string) {
 	maps.DeleteFunc(b.offers, func(k offerKey, _ *offer) bool { return k.pool == p && !slices.Contains(keep, k.source) })
 }
 
-// wanted are the addresses that the file should hold at now, each with whether
-// it takes no new requests.
-func (b *edsBook) wanted(now time.Time) map[netip.AddrPort]bool {
+// reckon notes what has gone by now, and returns the addresses that the file
+// should hold, each with whether it takes no new requests.
+func (b *edsBook) reckon(now time.Time) map[netip.AddrPort]bool {
 	want := map[netip.AddrPort]bool{}
 	for _, o := range b.offers {
 		for i := range o.targets {
@@ -115,17 +115,21 @@ func (b *edsBook) version(now time.Time) ([]byte, map[netip.AddrPort]bool) {
 	if now.Before(b.wrote.Add(edsGap)) || now.Before(b.failed.Add(edsRetry)) {
 		return nil, nil
 	}
-	want := b.wanted(now)
-	content := edsContent(want)
-	if string(content) == string(b.content) {
+	want := b.reckon(now)
+	if b.holds(want) {
 		return nil, nil
 	}
-	return content, want
+	return edsContent(want), want
+}
+
+// holds reports whether that is what the newest version holds.
+func (b *edsBook) holds(want map[netip.AddrPort]bool) bool {
+	return b.file != nil && maps.Equal(b.file, want)
 }
 
 // written notes that a version is in the file.
-func (b *edsBook) written(content []byte, want map[netip.AddrPort]bool, now time.Time) {
-	b.content, b.wrote, b.failed = content, now, time.Time{}
+func (b *edsBook) written(want map[netip.AddrPort]bool, now time.Time) {
+	b.file, b.wrote, b.failed = want, now, time.Time{}
 	maps.DeleteFunc(b.listed, func(addr netip.AddrPort, _ time.Time) bool { _, ok := want[addr]; return !ok })
 	maps.DeleteFunc(b.gone, func(addr netip.AddrPort, _ time.Time) bool { _, ok := want[addr]; return !ok })
 	for addr := range want {
@@ -187,7 +191,7 @@ func (b *edsBook) next(now time.Time) time.Time {
 			}
 		}
 	}
-	if want := b.wanted(now); string(edsContent(want)) != string(b.content) {
+	if !b.holds(b.reckon(now)) {
 		by(now)
 	}
 	for _, since := range b.gone {

@@ -29,7 +29,7 @@ func (d *bookDriver) run(span time.Duration) {
 	end := d.now.Add(span)
 	for {
 		if content, want := d.book.version(d.now); content != nil {
-			d.book.written(content, want, d.now)
+			d.book.written(want, d.now)
 			d.note("file " + addressesIn(content))
 		}
 		gifts := d.book.gifts(d.now)

@@ -375,7 +375,7 @@ func (r *Request) send(snap *pool.Snapshot, choice scorer.Choice, now time.Time,
 	r.fly()
 	fallback := choice.Fallback.String()
 	r.pool.counters.picked(r.policy, choice.Fallback)
-	v.Action, v.Destination = Continue, r.destinations(snap, choice.Index, rand.Uint64())
+	v.Action, v.Destination = Continue, r.destinations(snap, choice.Index)
 	r.counted = r.models(snap)
 	r.counted.requests.Inc()
 	v.Watch = r.watched()

@@ -15,9 +15,9 @@ type learned struct {
 	base      atomic.Uint64 // float64, seconds until a first token before which nothing has to be read
 	perToken  atomic.Uint64 // float64, seconds more for each token that has to be read
 	most      atomic.Uint64 // float64, the tokens up to which that says something
-	firstAt   atomic.Int64  // unix nanoseconds of the newest first token, 0 for none
+	firstAt   atomic.Int64  // Stamp of the newest first token, 0 for none
 	between   atomic.Uint64 // float64, seconds from token to token
-	betweenAt atomic.Int64  // unix nanoseconds of the newest sample, 0 for none
+	betweenAt atomic.Int64  // Stamp of the newest sample, 0 for none
 	_         [16]byte
 
 	// Whoever finds mu taken loses a sample: no request waits for another.

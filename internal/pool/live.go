@@ -28,15 +28,15 @@ type Live struct {
 	tokens      atomic.Int64  // prompt and output, of the requests in flight
 	prefill     atomic.Int64  // uncached prompt tokens whose first token is not back yet
 	cost        atomic.Int64  // normalised load, in units of costUnit
-	sign        atomic.Int64  // unix nanoseconds of the last sign of life
-	pushedBack  atomic.Int64  // unix nanoseconds until which it has pushed back
+	sign        atomic.Int64  // Stamp of the last sign of life
+	pushedBack  atomic.Int64  // Stamp until which it has pushed back
 	outputRate  atomic.Uint64 // float64, tokens per second
 	prefillRate atomic.Uint64 // float64, tokens per second
 
 	picks       atomic.Uint64
 	talking     atomic.Int64 // requests in flight whose tokens are seen as they come
 	windowTok   atomic.Int64 // output tokens not yet in outputRate
-	windowStart atomic.Int64 // unix nanoseconds
+	windowStart atomic.Int64 // Stamp
 	_           [32]byte
 
 	learned learned
@@ -174,7 +174,7 @@ func (l *Live) reserved(before int64, load Load, now time.Time) Reservation {
 // nothing do nothing.
 type Reservation struct {
 	live       *Live
-	at         int64 // unix nanoseconds; from the first token on, of sampled
+	at         int64 // Stamp; from the first token on, of sampled
 	prompt     int32
 	uncached   int32
 	ahead      int32 // uncached tokens at the endpoint, its own included; -1 if it did not wait there

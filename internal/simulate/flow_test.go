@@ -46,16 +46,7 @@ func TestFlowControlEndsAllRequests(t *testing.T) {
 	for _, concurrency := range []int{0, 3} {
 		w := mustGenerate(t, "pod-loss", 3, 600, 1).WithSpeed(25).withObjectives(twoBands, 1)
 		cfg := Config{Endpoints: 3, Envoys: 2, Flow: Flow{Objectives: twoBands, MaxConcurrency: concurrency, TTL: 500 * time.Millisecond}}
-		if err := cfg.setDefaults(); err != nil {
-			t.Fatal(err)
-		}
-		s, err := newWorld(w, "prefill-cost", cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.run(); err != nil {
-			t.Fatal(err)
-		}
+		s := ran(t, w, "prefill-cost", cfg)
 		states := map[jobState]int{}
 		for i := range s.jobs {
 			j := &s.jobs[i]

@@ -137,16 +137,7 @@ func TestNothingIsLeft(t *testing.T) {
 	w = w.WithSpeed(4)
 	for _, policy := range Policies() {
 		cfg := Config{Endpoints: 3, Envoys: 2}
-		if err := cfg.setDefaults(); err != nil {
-			t.Fatal(err)
-		}
-		s, err := newWorld(w, policy, cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.run(); err != nil {
-			t.Fatal(err)
-		}
+		s := ran(t, w, policy, cfg)
 		states := map[jobState]int{}
 		for i := range s.jobs {
 			j := &s.jobs[i]
@@ -258,4 +249,20 @@ func TestErrors(t *testing.T) {
 	if err != nil || r.Refused != 1 {
 		t.Errorf("a prompt larger than the cache: %+v, %v", r, err)
 	}
+}
+
+// ran is a world that has run a workload under a policy.
+func ran(t *testing.T, w *Workload, policy string, cfg Config) *world {
+	t.Helper()
+	if err := cfg.setDefaults(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := newWorld(w, policy, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.run(); err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
