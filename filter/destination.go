@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"strings"
 
+	"github.com/shuntproxy/shunt/internal/config"
 	"github.com/shuntproxy/shunt/internal/pool"
 )
 
@@ -14,8 +15,8 @@ func (r *Request) destinations(snap *pool.Snapshot, picked int32) string {
 	if r.set.cfg.Fallbacks == 0 {
 		return key
 	}
-	var others [maxFallbacks]int32
-	n := leastBusy(snap, r.keeper(snap, r.candidates(snap)), picked, rand.Uint64(), others[:min(r.set.cfg.Fallbacks, maxFallbacks)])
+	var others [config.MaxFallbacks]int32
+	n := leastBusy(snap, r.keeper(snap, r.candidates(snap)), picked, rand.Uint64(), others[:r.set.cfg.Fallbacks])
 	if n == 0 {
 		return key
 	}
@@ -28,9 +29,6 @@ func (r *Request) destinations(snap *pool.Snapshot, picked int32) string {
 	}
 	return list.String()
 }
-
-// maxFallbacks is the most that a configuration can ask for.
-const maxFallbacks = 8
 
 // leastBusy fills into with the candidates that have the fewest requests in
 // flight, but for one, and returns how many there are. Among equals seed decides.

@@ -520,8 +520,8 @@ const (
 	DestinationEDS         = "eds"
 )
 
-// maxFallbacks bounds Config.Fallbacks: each is a part of a header.
-const maxFallbacks = 8
+// MaxFallbacks bounds Config.Fallbacks: each is a part of a header.
+const MaxFallbacks = 8
 
 // Route is the config of one route, virtual host or weighted cluster.
 type Route struct {

@@ -71,7 +71,7 @@ func (c *checker) destination(cfg *Config) {
 		}
 		return
 	}
-	inRange(c, "fallbacks", cfg.Fallbacks, 0, maxFallbacks)
+	inRange(c, "fallbacks", cfg.Fallbacks, 0, MaxFallbacks)
 	switch path := cfg.EDS.Path; {
 	case path == "":
 		c.fail("eds.path", "is missing: destination: eds needs the file that Envoy's cluster reads")

@@ -34,7 +34,7 @@ type Victim interface {
 // protected by the Room's mutex.
 type Flight struct {
 	victim     Victim
-	stats      *EvictionStats
+	of         *flights // of its priority
 	live       *pool.Live
 	asked      int64 // when it was asked to end, -1 for not
 	prev, next *Flight
@@ -83,7 +83,7 @@ func (c *Controller) Fly(victim Victim, priority int, live *pool.Live) *Flight {
 		c.flights = slices.Insert(c.flights, i, &flights{stats: EvictionStats{Priority: priority}})
 	}
 	fs := c.flights[i]
-	f := &Flight{victim: victim, stats: &fs.stats, live: live, asked: -1, prev: fs.last}
+	f := &Flight{victim: victim, of: fs, live: live, asked: -1, prev: fs.last}
 	if f.prev == nil {
 		fs.first = f
 	} else {
@@ -108,9 +108,7 @@ func (c *Controller) Land(f *Flight, how Landing) {
 	r := c.room
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	st := f.stats
-	i, _ := slices.BinarySearchFunc(c.flights, st.Priority, func(fs *flights, p int) int { return cmp.Compare(fs.stats.Priority, p) })
-	fs := c.flights[i]
+	fs, st := f.of, &f.of.stats
 	if f.prev == nil {
 		fs.first = f.next
 	} else {
@@ -236,7 +234,7 @@ func (d *deciding) lane(priority int, in *bandLane, now int64, woken *wakes) {
 			return
 		}
 		f.asked = now
-		f.stats.Asked++
+		f.of.stats.Asked++
 		copy(d.c.askedAt[:], d.c.askedAt[1:])
 		d.c.askedAt[evictAtOnce-1] = now
 		d.c.asked = append(d.c.asked, f)
