@@ -208,7 +208,7 @@ func (m *machine) write(p []byte) {
 				m.unexpected(i, c)
 				break
 			}
-			m.mode, m.isKey, m.cur, m.keyLen = modeSkip, true, 0, 0
+			m.mode, m.isKey, m.cur, m.keyLen, m.high = modeSkip, true, 0, 0, 0
 			if m.depth < trackedDepth && len(m.prog[m.nodes[m.depth]].fields) > 0 {
 				m.mode = modeKey
 			}

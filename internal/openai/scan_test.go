@@ -121,6 +121,7 @@ func TestScanErrors(t *testing.T) {
 		{"chat/completions", `{"model":"","messages":[1]}`, CodeInvalidValue, "model", 9, `empty`},
 		{"chat/completions", `{"model":"` + strings.Repeat("x", MaxModel+1) + `","messages":[1]}`, CodeInvalidValue, "model", 9, `longer than`},
 		{"chat/completions", `{"model":"a","messages":[1],"m\u006fdel":"a"}`, CodeDuplicateParameter, "model", 41, `second time at byte 41`},
+		{"chat/completions", `{"model":"a","messages":[1],"kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk\ud800":0,"m\u006fdel":"b"}`, CodeDuplicateParameter, "model", 92, `second time`},
 		{"chat/completions", `{"model":1,"model":"a","model":2}`, CodeDuplicateParameter, "model", 19, `second time at byte 19`},
 		{"chat/completions", `{"model":"m"}`, CodeMissingParameter, "messages", -1, `"messages" is required: an array (not empty)`},
 		{"chat/completions", `{"model":"m","messages":null}`, CodeMissingParameter, "messages", -1, `required`},
