@@ -26,6 +26,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	kube "k8s.io/client-go/rest"
+
+	"github.com/shuntproxy/shunt/internal/loopback"
 )
 
 // apiServer is a Kubernetes API server with its etcd, and nothing else of a
@@ -34,7 +36,7 @@ type apiServer struct {
 	owner    *testing.T // with which it ends
 	dir      string     // with its files
 	binaries string
-	port     int
+	addr     string // ip:port
 	etcdURL  string
 	process  *exec.Cmd // of the API server, nil while it is down
 	client   dynamic.Interface
@@ -48,7 +50,7 @@ const (
 // startAPIServer starts both; they end with the test.
 func startAPIServer(t *testing.T, binaries string) *apiServer {
 	t.Helper()
-	s := &apiServer{owner: t, dir: t.TempDir(), binaries: binaries, port: freePort(t)}
+	s := &apiServer{owner: t, dir: t.TempDir(), binaries: binaries, addr: loopback.Reserve(t)}
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)
@@ -60,8 +62,8 @@ func startAPIServer(t *testing.T, binaries string) *apiServer {
 	s.write(t, "sa.key", string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})))
 	s.write(t, "sa.pub", string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})))
 	s.write(t, "tokens.csv", adminToken+",admin,admin,\"system:masters\"\n"+shuntToken+",shunt,shunt\n")
-	s.etcdURL = fmt.Sprintf("http://127.0.0.1:%d", freePort(t))
-	peers := fmt.Sprintf("http://127.0.0.1:%d", freePort(t))
+	s.etcdURL = "http://" + loopback.Reserve(t)
+	peers := "http://" + loopback.Reserve(t)
 	s.run(t, "etcd", "--data-dir", filepath.Join(s.dir, "etcd"), "--listen-client-urls", s.etcdURL, "--advertise-client-urls", s.etcdURL,
 		"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers)
 	s.client, err = dynamic.NewForConfig(&kube.Config{
@@ -74,7 +76,7 @@ func startAPIServer(t *testing.T, binaries string) *apiServer {
 	return s
 }
 
-func (s *apiServer) url() string { return fmt.Sprintf("https://127.0.0.1:%d", s.port) }
+func (s *apiServer) url() string { return "https://" + s.addr }
 
 func (s *apiServer) write(t *testing.T, name, text string) {
 	t.Helper()
@@ -111,8 +113,9 @@ func (s *apiServer) run(t *testing.T, program string, args ...string) *exec.Cmd 
 func (s *apiServer) start(t *testing.T) {
 	t.Helper()
 	file := func(name string) string { return filepath.Join(s.dir, name) }
+	_, port, _ := net.SplitHostPort(s.addr)
 	s.process = s.run(t, "kube-apiserver", "--etcd-servers", s.etcdURL, "--bind-address", "127.0.0.1", "--endpoint-reconciler-type", "none",
-		"--advertise-address", "192.0.2.10", "--secure-port", fmt.Sprint(s.port), "--cert-dir", file("certs"),
+		"--advertise-address", "192.0.2.10", "--secure-port", port, "--cert-dir", file("certs"),
 		"--service-cluster-ip-range", "10.99.0.0/24", "--service-account-issuer", "https://kubernetes.default.svc",
 		"--service-account-key-file", file("sa.pub"), "--service-account-signing-key-file", file("sa.key"),
 		"--authorization-mode", "RBAC", "--token-auth-file", file("tokens.csv"), "--disable-admission-plugins", "ServiceAccount")
@@ -155,23 +158,6 @@ contexts: [{name: test, context: {cluster: test, user: shunt, namespace: %s}}]
 clusters: [{name: test, cluster: {server: "%s", insecure-skip-tls-verify: true}}]
 users: [{name: shunt, user: {token: %s}}]
 `, namespace, s.url(), shuntToken)
-}
-
-// freePort is one that no system chooses by itself for a connection, so that it
-// can be taken again after a restart.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		var b [2]byte
-		_, _ = rand.Read(b[:]) // never fails
-		port := 15000 + (int(b[0])<<8|int(b[1]))%15000
-		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
-			_ = l.Close()
-			return port
-		}
-	}
-	t.Fatal("no free port")
-	return 0
 }
 
 var (

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/shuntproxy/shunt/e2e/envoyrun"
+	"github.com/shuntproxy/shunt/internal/loopback"
 	"github.com/shuntproxy/shunt/internal/sim"
 )
 
@@ -263,7 +264,7 @@ func TestColdStart(t *testing.T) {
 // TestPortInUse is retried, said once, and no reason to fail.
 func TestPortInUse(t *testing.T) {
 	allDoorsAtOnce(t, func(t *testing.T, d door) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := net.Listen("tcp", loopback.Reserve(t))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -28,6 +28,7 @@ import (
 	"github.com/shuntproxy/shunt/e2e/envoyrun"
 	"github.com/shuntproxy/shunt/filter"
 	"github.com/shuntproxy/shunt/internal/bootstrap"
+	"github.com/shuntproxy/shunt/internal/loopback"
 	"github.com/shuntproxy/shunt/internal/sim"
 )
 
@@ -251,6 +252,9 @@ func startEngine(t *testing.T, cfg sim.Config) *sim.Server {
 	t.Helper()
 	if cfg.Models == nil {
 		cfg.Models = []string{"m"}
+	}
+	if cfg.Listen == "" {
+		cfg.Listen = loopback.Reserve(t) // also once the engine is killed: another's engine would be taken for it
 	}
 	if cfg.Output == 0 {
 		cfg.Output = 2

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"math/big"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -23,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shuntproxy/shunt/internal/loopback"
 	"github.com/shuntproxy/shunt/internal/sim"
 )
 
@@ -84,12 +84,7 @@ func newPrometheus(t *testing.T, engines ...*sim.Server) *promServer {
 	p.write(t, "prometheus.yml", config)
 	p.write(t, "web.yml", "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\nbasic_auth_users: {shunt: \""+promHash+"\"}\n")
 	p.write(t, "password", promPassword+"\n")
-	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free now; Prometheus doesn't say which one it took
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.addr = l.Addr().String()
-	_ = l.Close()
+	p.addr = loopback.Reserve(t) // Prometheus doesn't say which port it took, and has to get the same again
 	t.Cleanup(func() {
 		p.stop()
 		if t.Failed() {

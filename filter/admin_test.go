@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/shuntproxy/shunt/internal/loopback"
 	"github.com/shuntproxy/shunt/internal/pool"
 )
 
@@ -214,19 +215,8 @@ func TestNoCanary(t *testing.T) {
 	}
 }
 
-// freePort is a port that nobody has, by and large.
-func freePort(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
 func TestPortInUseIsRetried(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := net.Listen("tcp", loopback.Reserve(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +249,7 @@ func get(t *testing.T, url string) string {
 
 func TestListenersFollowTheConfiguration(t *testing.T) {
 	rt, log := newRuntime(t)
-	one, two, three := freePort(t), freePort(t), freePort(t)
+	one, two, three := loopback.Reserve(t), loopback.Reserve(t), loopback.Reserve(t)
 	load := func(admin, metrics string) *Generation {
 		t.Helper()
 		gen, err := rt.Load([]byte("pools: {p: {static: []}}\nadmin: {address: \"" + admin + "\"}\nmetrics: {address: \"" + metrics + "\"}"))

@@ -2,6 +2,7 @@ package metricsync
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shuntproxy/shunt/internal/loopback"
 	"github.com/shuntproxy/shunt/internal/pool"
 )
 
@@ -54,6 +56,21 @@ func watched(t testing.TB, h *pool.Holder, cfg Config) (*Syncer, <-chan *pool.Sn
 	return s, published
 }
 
+// reserved is a server whose port is nobody else's once it is closed.
+func reserved(t testing.TB, h http.Handler) *httptest.Server {
+	t.Helper()
+	l, err := net.Listen("tcp", loopback.Reserve(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewUnstartedServer(h)
+	_ = srv.Listener.Close()
+	srv.Listener = l
+	srv.Start()
+	t.Cleanup(srv.Close)
+	return srv
+}
+
 func TestOverRealSockets(t *testing.T) {
 	page := func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v1/models" {
@@ -66,8 +83,7 @@ func TestOverRealSockets(t *testing.T) {
 	var targets []pool.Target
 	var servers []*httptest.Server
 	for range n {
-		srv := httptest.NewServer(http.HandlerFunc(page))
-		t.Cleanup(srv.Close)
+		srv := reserved(t, http.HandlerFunc(page))
 		servers = append(servers, srv)
 		targets = append(targets, target(t, srv.Listener.Addr().String()))
 	}

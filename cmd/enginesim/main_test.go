@@ -10,13 +10,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/shuntproxy/shunt/internal/loopback"
 )
 
 // Four engines in one process say where they listen, serve, and are controlled while one refuses; all ends with ctx.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	spec, readyFile := filepath.Join(dir, "engines.yaml"), filepath.Join(dir, "ready.json")
-	if err := os.WriteFile(spec, []byte("engines:\n- {name: a, models: [m1]}\n- {name: b, models: [m2], load: {running: 9}}\n"), 0o600); err != nil {
+	if err := os.WriteFile(spec, []byte("engines:\n- {name: a, models: [m1], listen: \""+loopback.Reserve(t)+"\"}\n- {name: b, models: [m2], load: {running: 9}}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

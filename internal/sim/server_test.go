@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/shuntproxy/shunt/internal/loopback"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -28,6 +30,9 @@ func startServer(t testing.TB, cfg Config) *Server {
 	t.Helper()
 	if cfg.Speedup == 0 {
 		cfg.Speedup = 1000
+	}
+	if cfg.Listen == "" {
+		cfg.Listen = loopback.Reserve(t) // also while it refuses
 	}
 	s, err := NewServer(cfg)
 	if err != nil {
