@@ -76,8 +76,7 @@ type prometheus struct {
 
 func newPrometheus(t *testing.T) *prometheus {
 	p := &prometheus{vectors: map[string]string{}, broken: map[string]string{}}
-	p.Server = httptest.NewServer(p)
-	t.Cleanup(p.Close)
+	p.Server = reserved(t, p)
 	return p
 }
 
@@ -176,13 +175,20 @@ func (i *inquiry) read(q pool.Query, model string, now time.Time) float64 {
 
 const seriesOfM = `{"metric":{"instance":"10.0.0.1:9000","model_name":"m"},"value":[1,"%s"]}`
 
+func TestQueryDefaults(t *testing.T) {
+	got := QueryConfig{}.withDefaults()
+	if want := (QueryConfig{Interval: 15 * time.Second, Timeout: 2 * time.Second, InstanceLabel: "instance", ModelLabel: "model_name"}); *got != want {
+		t.Errorf("%+v, want %+v", *got, want)
+	}
+}
+
 func TestQuerierReads(t *testing.T) {
 	p := newPrometheus(t)
 	p.vectors["request_prompt_tokens_sum"] = fmt.Sprintf(seriesOfM, "120.5") + `,` +
 		`{"metric":{"instance":"10.0.0.1:9000","model_name":"adapter"},"value":[1,"7"]},{"metric":{"instance":"10.0.0.9:9000","model_name":"m"},"value":[1,"8"]}`
 	p.vectors["request_generation_tokens_sum"] = fmt.Sprintf(seriesOfM, "NaN")
 	p.vectors["e2e_request_latency_seconds_sum"] = `{"metric":{"instance":"10.0.0.1:9000"},"value":[1,"0.25"]}`
-	i := newInquiry(t, QueryConfig{URL: p.URL + "/"})
+	i := newInquiry(t, QueryConfig{URL: p.URL + "/", Timeout: patience})
 	now := time.Unix(1000, 0)
 	i.round(now)
 	for _, c := range []struct {
@@ -193,11 +199,11 @@ func TestQuerierReads(t *testing.T) {
 		{pool.AvgPromptToksPerReq, "m", 120.5}, {pool.AvgPromptToksPerReq, "adapter", 7}, {pool.AvgPromptToksPerReq, "new-adapter", 120.5},
 		{pool.AvgGenerationToksPerReq, "m", -1}, {pool.AvgE2ELatencyPod, "m", 0.25}, {pool.P95TTFT5m, "m", -1},
 	} {
-		if got := i.read(c.query, c.model, now.Add(32*time.Second)); got != c.want {
+		if got := i.read(c.query, c.model, now.Add(30*time.Second+patience)); got != c.want {
 			t.Errorf("%s of %s: %v, want %v", c.query, c.model, got, c.want)
 		}
 	}
-	if got := i.read(pool.AvgE2ELatencyPod, "m", now.Add(32*time.Second+1)); got != -1 {
+	if got := i.read(pool.AvgE2ELatencyPod, "m", now.Add(30*time.Second+patience+1)); got != -1 {
 		t.Error("readings never end")
 	}
 	s := i.Stats()
@@ -221,7 +227,7 @@ func TestQuerierReads(t *testing.T) {
 func TestQuerierUnreachable(t *testing.T) {
 	p := newPrometheus(t)
 	p.vectors["e2e_request"] = fmt.Sprintf(seriesOfM, "1")
-	i := newInquiry(t, QueryConfig{URL: p.URL, Interval: 10 * time.Second, Timeout: time.Second})
+	i := newInquiry(t, QueryConfig{URL: p.URL, Interval: 10 * time.Second, Timeout: patience})
 	now := time.Unix(1000, 0)
 	i.round(now)
 	i.said()
@@ -235,10 +241,10 @@ func TestQuerierUnreachable(t *testing.T) {
 	if s := i.Stats(); s.Up || s.Error != "dial tcp: connect: connection refused" || s.Rounds != 4 || s.Failed != 3 || s.Series[pool.AvgE2ELatencyPod] != 0 {
 		t.Errorf("%+v", s)
 	}
-	if got := i.read(pool.AvgE2ELatencyPod, "m", now.Add(21*time.Second)); got != 1 {
+	if got := i.read(pool.AvgE2ELatencyPod, "m", now.Add(20*time.Second+patience)); got != 1 {
 		t.Errorf("one lost answer took the reading away: %v", got)
 	}
-	if got := i.read(pool.AvgE2ELatencyPod, "m", now.Add(21*time.Second+1)); got != -1 {
+	if got := i.read(pool.AvgE2ELatencyPod, "m", now.Add(20*time.Second+patience+1)); got != -1 {
 		t.Errorf("a reading outlives its end: %v", got)
 	}
 	q := newPrometheus(t)
@@ -320,7 +326,7 @@ func TestQuerierOneQueryFails(t *testing.T) {
 	p.vectors["e2e_request"] = fmt.Sprintf(seriesOfM, "1")
 	p.vectors["request_prompt_tokens_sum"] = fmt.Sprintf(seriesOfM, "2")
 	p.vectors["request_success"] = fmt.Sprintf(seriesOfM, "3")
-	i := newInquiry(t, QueryConfig{URL: p.URL, Interval: 10 * time.Second, Timeout: time.Second})
+	i := newInquiry(t, QueryConfig{URL: p.URL, Interval: 10 * time.Second, Timeout: patience})
 	now := time.Unix(1000, 0)
 	i.round(now)
 	i.said()
@@ -337,11 +343,11 @@ func TestQuerierOneQueryFails(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	for q, want := range map[pool.Query]float64{pool.AvgE2ELatencyPod: 1, pool.AvgPromptToksPerReq: 20, pool.AvgRequestsPerMinPod: -1} {
-		if got := i.read(q, "m", now.Add(21*time.Second)); got != want {
+		if got := i.read(q, "m", now.Add(20*time.Second+patience)); got != want {
 			t.Errorf("%s: %v, want %v", q, got, want)
 		}
 	}
-	if got := i.read(pool.AvgE2ELatencyPod, "m", now.Add(21*time.Second+1)); got != -1 {
+	if got := i.read(pool.AvgE2ELatencyPod, "m", now.Add(20*time.Second+patience+1)); got != -1 {
 		t.Errorf("a kept reading was made newer: %v", got)
 	}
 }
@@ -366,7 +372,7 @@ func TestQuerierAuth(t *testing.T) {
 	p, other := newPrometheus(t), newPrometheus(t)
 	now := time.Unix(1000, 0)
 	write("tok\n")
-	i := newInquiry(t, QueryConfig{URL: p.URL, BearerTokenFile: secret})
+	i := newInquiry(t, QueryConfig{URL: p.URL, BearerTokenFile: secret, Timeout: patience})
 	i.round(now)
 	if got := all(p); got != "Bearer tok" {
 		t.Errorf("%q", got)
@@ -391,7 +397,7 @@ func TestQuerierAuth(t *testing.T) {
 	p.set(func() { p.handler = nil })
 
 	write("p\"w\r\n")
-	i = newInquiry(t, QueryConfig{URL: p.URL, Username: "u", PasswordFile: secret})
+	i = newInquiry(t, QueryConfig{URL: p.URL, Username: "u", PasswordFile: secret, Timeout: patience})
 	all(p)
 	i.round(now)
 	if got := all(p); got != "Basic dTpwInc=" {

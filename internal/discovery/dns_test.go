@@ -179,7 +179,7 @@ func text(s Set) string {
 
 func fastDNS(z *zone, names ...DNSName) DNSOptions {
 	return DNSOptions{
-		Names: names, Servers: []netip.AddrPort{z.addr}, ResolvConf: "/nonexistent", Timeout: 200 * time.Millisecond,
+		Names: names, Servers: []netip.AddrPort{z.addr}, ResolvConf: "/nonexistent", Timeout: patience,
 		MinInterval: 5 * time.Millisecond, MaxInterval: 10 * time.Millisecond, RetryInterval: 5 * time.Millisecond,
 	}
 }
@@ -252,7 +252,7 @@ func TestDNSServers(t *testing.T) {
 		deaf.change(func(z *zone) { z.deaf = true })
 		z.set(t, "a.test. 1 A 10.0.0.1")
 		o := fastDNS(z, DNSName{Name: "a.test"})
-		o.Servers = []netip.AddrPort{deaf.addr, z.addr}
+		o.Servers, o.Timeout = []netip.AddrPort{deaf.addr, z.addr}, 200*time.Millisecond
 		follow(t, NewDNS(o)).wait(t, "10.0.0.1:8000")
 	})
 	t.Run("search domains", func(t *testing.T) {
@@ -289,7 +289,7 @@ func TestDNSWaitsForAllNames(t *testing.T) {
 	got.wait(t, "10.0.0.1:8000")
 	got.stop()
 
-	o.Servers = []netip.AddrPort{other.addr}
+	o.Servers, o.Timeout = []netip.AddrPort{other.addr}, 200*time.Millisecond
 	o.Names = append(o.Names, DNSName{Name: "b.test"})
 	got = follow(t, NewDNS(o))
 	for seen := map[string]bool{}; len(seen) < 4; {
