@@ -54,12 +54,15 @@ func matches(x *Index, s *pool.Snapshot, blocks []uint64) []uint32 {
 }
 
 // TestIndexAgainstDumb sends random prompts of a tree to random endpoints, which
-// come and go.
+// come and go. Long ones are those over which a look-up leaps.
 func TestIndexAgainstDumb(t *testing.T) {
-	for seed := range uint64(6) {
+	for seed := range uint64(12) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		capacity := []int{3, 17, 60, 1000}[rng.IntN(4)]
-		size := []int{3, 20, 150}[seed%3]
+		size, rounds, longest, parts := []int{3, 20, 150}[seed%3], 3000, 25, 2
+		if seed >= 6 {
+			size, rounds, longest, parts = []int{2, 9, 40}[seed%3], 400, 300, 40
+		}
 		x, dumb := NewIndex(), dumbIndex{}
 		limits := func() Limits { return Limits{PerEndpoint: capacity, Total: 1 << 30} }
 		var slots pool.Slots
@@ -75,13 +78,17 @@ func TestIndexAgainstDumb(t *testing.T) {
 		prompt := func() []uint64 {
 			var blocks []uint64
 			chain := uint64(1)
-			for range rng.IntN(25) {
-				chain = mix(chain ^ uint64(rng.IntN(2)*rng.IntN(2))) // most go the same way
+			for range rng.IntN(longest) {
+				other := uint64(0) // most go the same way
+				if rng.IntN(parts) == 0 {
+					other = uint64(rng.IntN(2))
+				}
+				chain = mix(chain ^ other)
 				blocks = append(blocks, chain)
 			}
 			return blocks
 		}
-		for range 3000 {
+		for range rounds {
 			switch rng.IntN(200) {
 			case 0: // one goes, another takes its slot
 				at := rng.IntN(len(lives))
@@ -111,27 +118,95 @@ func TestIndexAgainstDumb(t *testing.T) {
 			l := lives[rng.IntN(len(lives))]
 			x.Add(l, blocks)
 			dumb.add(l, blocks, capacity)
+			x.storeOf(l).check(t)
 		}
 		for _, l := range lives {
 			slots.Give(l.Slot)
 		}
 		x.Sync(endpointsOf(), Limits{})
-		for i := range x.shards {
-			sh := &x.shards[i]
-			if sh.used != 0 {
-				t.Fatalf("seed %d: %d blocks of nobody are left", seed, sh.used)
-			}
-			for j := range *sh.rows.Load() {
-				if (*sh.rows.Load())[j].Load() != nil {
-					t.Fatalf("seed %d: a bitmap of nobody is left", seed)
-				}
-			}
-			for j := range sh.table.Load().keys {
-				if sh.table.Load().keys[j].Load() != 0 {
-					t.Fatalf("seed %d: a key of nobody is left", seed)
-				}
+		x.checkEmpty(t)
+	}
+}
+
+// checkEmpty wants nothing to be held of anybody.
+func (x *Index) checkEmpty(t *testing.T) {
+	t.Helper()
+	for i := range x.shards {
+		sh := &x.shards[i]
+		if sh.used != 0 {
+			t.Fatalf("%d blocks of nobody are left", sh.used)
+		}
+		for j := range *sh.rows.Load() {
+			if (*sh.rows.Load())[j].Load() != nil {
+				t.Fatal("a bitmap of nobody is left")
 			}
 		}
+		for j := range sh.table.Load().entries {
+			if sh.table.Load().entries[j].key.Load() != 0 {
+				t.Fatal("a key of nobody is left")
+			}
+		}
+	}
+}
+
+// check wants each piece to be in the list and in the table once, and the counts
+// to be theirs.
+func (s *store) check(t *testing.T) {
+	t.Helper()
+	listed := map[uint32]bool{}
+	blocks, newer := 0, uint32(0)
+	for at := s.newest; at != 0; newer, at = at, s.pieces[at].older {
+		p := &s.pieces[at]
+		if listed[at] || p.n == 0 || p.newer != newer {
+			t.Fatalf("piece %d of %d blocks: listed before %v, comes after %d, says %d", at, p.n, listed[at], newer, p.newer)
+		}
+		listed[at] = true
+		blocks += int(p.n)
+	}
+	entries := map[uint32]bool{}
+	for _, at := range s.table {
+		if at == 0 {
+			continue
+		}
+		if entries[at] || !listed[at] {
+			t.Fatalf("piece %d is found twice or is none", at)
+		}
+		entries[at] = true
+	}
+	if newer != s.old || len(listed) != s.used || len(entries) != s.used || blocks != s.count || s.count > s.capacity {
+		t.Fatalf("%d pieces, %d found, %d blocks; counted %d and %d of %d", len(listed), len(entries), blocks, s.used, s.count, s.capacity)
+	}
+}
+
+// TestIndexOfCollisions: who makes hashes collide can bring blocks in any order,
+// again and again in one prompt. It costs him hits, and breaks nothing.
+func TestIndexOfCollisions(t *testing.T) {
+	for seed := range uint64(40) {
+		rng := rand.New(rand.NewPCG(seed, 9))
+		x := NewIndex()
+		lives := []*pool.Live{{Addr: "a", Slot: 1}, {Addr: "b", Slot: 2}}
+		s := endpointsOf(lives...)
+		x.Sync(s, Limits{PerEndpoint: 1 + rng.IntN(60), Total: 1 << 20})
+		different := 1 + rng.IntN(12)
+		for range 500 {
+			blocks := make([]uint64, rng.IntN(80))
+			for i := range blocks {
+				blocks[i] = mix(uint64(rng.IntN(different)))
+				if i > 0 && rng.IntN(3) > 0 {
+					blocks[i] = mix(blocks[i-1] % 5)
+				}
+			}
+			for i, n := range matches(x, s, blocks) {
+				if int(n) > len(blocks) {
+					t.Fatalf("endpoint %d holds %d of %d", i, n, len(blocks))
+				}
+			}
+			l := lives[rng.IntN(2)]
+			x.Add(l, blocks)
+			x.storeOf(l).check(t)
+		}
+		x.Sync(endpointsOf(), Limits{})
+		x.checkEmpty(t)
 	}
 }
 
@@ -193,11 +268,7 @@ func TestIndexUnderContention(t *testing.T) {
 		}
 	}
 	x.Sync(endpointsOf(), limits)
-	for i := range x.shards {
-		if x.shards[i].used != 0 {
-			t.Fatalf("%d blocks of nobody are left", x.shards[i].used)
-		}
-	}
+	x.checkEmpty(t)
 }
 
 // TestIndexOfMany has more endpoints than a word of holders and than a bitmap's

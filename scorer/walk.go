@@ -4,11 +4,23 @@ import "math/bits"
 
 // walk is how the blocks of a prompt are looked up: the set of slots that held
 // all so far shrinks from block to block, and a slot that drops out has matched
-// up to there.
+// up to there. Who holds a block holds all before it, so that the walk leaps over
+// blocks that all of the set hold.
 type walk struct {
-	active  []uint64 // bitmap of slots
 	matched []uint32 // by slot
+
+	// few holds the active slots while there are no more than packed, else active
+	// does, a bitmap of to words.
+	few    [packed]uint64
+	n      int
+	wide   bool
+	to     int
+	active []uint64
 }
+
+// leap is how many blocks have to be left for the walk to leap: a step costs about
+// as much as a look ahead.
+const leap = 24
 
 // lookUp fills w.match with the number of blocks, from the first on, that each
 // candidate holds.
@@ -36,102 +48,197 @@ func (w *pick) lookUp() {
 
 // walk follows blocks until nobody holds them.
 func (x *Index) walk(w *walk, blocks []uint64) {
-	// few holds the active slots while there are no more than packed, else active
-	// does, from word from up to word to.
-	var few [packed]uint64
-	n, wide, to := 0, false, 0
-	for i, h := range blocks {
-		h = key(h)
-		shard := x.shardOf(h)
-		t := shard.table.Load()
-		at := t.find(h)
-		if at < 0 {
-			w.dropAll(few[:n], wide, to, i)
-			return
+	if len(blocks) == 0 || !x.begin(w, blocks[0]) {
+		return
+	}
+	for i := 1; i < len(blocks); i++ {
+		if left := len(blocks) - i; left > leap {
+			i = x.leap(w, blocks, i)
 		}
-		word := t.holders[at].Load()
-		var row bitmap
-		isWide := word&wideBit != 0
-		if isWide {
-			row = shard.row(word)
-		}
-		switch {
-		case i == 0 && isWide:
-			wide, to = true, min(len(row), len(w.active))
-			for j := range to {
-				w.active[j] = row[j].Load()
-			}
-		case i == 0:
-			for j := range packed {
-				if slot := word >> (j * slotBits) & maxSlot; slot != 0 {
-					few[n] = slot
-					n++
-				}
-			}
-		case wide && isWide:
-			left := uint64(0)
-			for j := range to {
-				was, holds := w.active[j], uint64(0)
-				if j < len(row) {
-					holds = row[j].Load()
-				}
-				if gone := was &^ holds; gone != 0 {
-					w.drop(gone, j, i)
-					w.active[j] = was & holds
-				}
-				left |= w.active[j]
-			}
-			if left == 0 {
-				return
-			}
-		case wide: // at most packed are left
-			for j := range packed {
-				slot := word >> (j * slotBits) & maxSlot
-				if j64 := int(slot / 64); slot != 0 && j64 < to && w.active[j64]>>(slot%64)&1 == 1 {
-					w.active[j64] &^= 1 << (slot % 64)
-					few[n] = slot
-					n++
-				}
-			}
-			w.dropAll(nil, true, to, i)
-			wide = false
-		default:
-			kept := 0
-			for _, slot := range few[:n] {
-				holds := false
-				if isWide {
-					holds = int(slot/64) < len(row) && row[slot/64].Load()>>(slot%64)&1 == 1
-				} else {
-					for j := range packed {
-						holds = holds || word>>(j*slotBits)&maxSlot == slot
-					}
-				}
-				if holds {
-					few[kept] = slot
-					kept++
-				} else if int(slot) < len(w.matched) {
-					w.matched[slot] = uint32(i)
-				}
-			}
-			n = kept
-		}
-		if n == 0 && !wide {
+		if !x.step(w, blocks[i], i) {
 			return
 		}
 	}
-	w.dropAll(few[:n], wide, to, len(blocks))
+	w.dropAll(len(blocks))
+}
+
+// leap returns the next block, from i on, that not all active slots hold, or the
+// last block where they hold all.
+func (x *Index) leap(w *walk, blocks []uint64, i int) int {
+	last := len(blocks) - 1
+	if x.allHold(w, blocks[last]) { // most often the prompt, or what it grew from, was here before
+		return last
+	}
+	// All hold the blocks before low, and not all hold high.
+	low, high := i, last
+	for size := 1; low+size <= high; size *= 2 {
+		at := low + size - 1
+		if !x.allHold(w, blocks[at]) {
+			high = at
+			break
+		}
+		low = at + 1
+	}
+	for low < high {
+		mid := int(uint(low+high) / 2)
+		if x.allHold(w, blocks[mid]) {
+			low = mid + 1
+		} else {
+			high = mid
+		}
+	}
+	return low
+}
+
+// holders returns who holds a block: a word of packed slots, or a bitmap where
+// wide. It is 0 where nobody does.
+func (x *Index) holders(h uint64) (word uint64, row bitmap, wide bool) {
+	h = key(h)
+	shard := x.shardOf(h)
+	t := shard.table.Load()
+	at := t.find(h)
+	if at < 0 {
+		return 0, nil, false
+	}
+	word = t.entries[at].holders.Load()
+	if word&wideBit == 0 {
+		return word, nil, false
+	}
+	return word, shard.row(word), true
+}
+
+// begin makes those active that hold the first block, and reports whether any does.
+func (x *Index) begin(w *walk, h uint64) bool {
+	w.n, w.wide, w.to = 0, false, 0
+	word, row, wide := x.holders(h)
+	if wide {
+		left := 0
+		w.to = min(len(row), len(w.active))
+		for j := range w.to {
+			w.active[j] = row[j].Load()
+			left += bits.OnesCount64(w.active[j])
+		}
+		return w.settle(left)
+	}
+	for j := range packed {
+		if slot := word >> (j * slotBits) & maxSlot; slot != 0 {
+			w.few[w.n] = slot
+			w.n++
+		}
+	}
+	return w.n > 0
+}
+
+// allHold reports whether all active slots hold a block.
+func (x *Index) allHold(w *walk, h uint64) bool {
+	word, row, wide := x.holders(h)
+	switch {
+	case word == 0 || w.wide && !wide: // more are active than a word has room for
+		return false
+	case w.wide:
+		for j, slots := range w.active[:w.to] {
+			if slots != 0 && (j >= len(row) || slots&^row[j].Load() != 0) {
+				return false
+			}
+		}
+		return true
+	}
+	for _, slot := range w.few[:w.n] {
+		if !holds(slot, word, row, wide) {
+			return false
+		}
+	}
+	return true
+}
+
+func holds(slot, word uint64, row bitmap, wide bool) bool {
+	if wide {
+		return int(slot/64) < len(row) && row[slot/64].Load()>>(slot%64)&1 == 1
+	}
+	for j := range packed {
+		if word>>(j*slotBits)&maxSlot == slot {
+			return true
+		}
+	}
+	return false
+}
+
+// step goes on to block i: active slots that don't hold it have matched i. It
+// reports whether any is left.
+func (x *Index) step(w *walk, h uint64, i int) bool {
+	word, row, wide := x.holders(h)
+	if !w.wide {
+		kept := 0
+		for _, slot := range w.few[:w.n] {
+			if holds(slot, word, row, wide) {
+				w.few[kept] = slot
+				kept++
+			} else if int(slot) < len(w.matched) {
+				w.matched[slot] = uint32(i)
+			}
+		}
+		w.n = kept
+		return kept > 0
+	}
+	if !wide { // at most packed are left
+		for j := range packed {
+			slot := word >> (j * slotBits) & maxSlot
+			if at := int(slot / 64); slot != 0 && at < w.to && w.active[at]>>(slot%64)&1 == 1 {
+				w.active[at] &^= 1 << (slot % 64)
+				w.few[w.n] = slot
+				w.n++
+			}
+		}
+		for j, slots := range w.active[:w.to] {
+			w.drop(slots, j, i)
+		}
+		w.wide = false
+		return w.n > 0
+	}
+	left := 0
+	for j, slots := range w.active[:w.to] {
+		if slots == 0 {
+			continue
+		}
+		holds := uint64(0)
+		if j < len(row) {
+			holds = row[j].Load()
+		}
+		if gone := slots &^ holds; gone != 0 {
+			w.drop(gone, j, i)
+			w.active[j] = slots & holds
+		}
+		left += bits.OnesCount64(w.active[j])
+	}
+	return w.settle(left)
+}
+
+// settle says how the slots of a bitmap are held from now on, and reports whether
+// there are any.
+func (w *walk) settle(left int) bool {
+	w.wide = left > packed
+	if w.wide {
+		return true
+	}
+	for j, slots := range w.active[:w.to] {
+		for ; slots != 0; slots &= slots - 1 {
+			w.few[w.n] = uint64(j*64 + bits.TrailingZeros64(slots))
+			w.n++
+		}
+	}
+	return w.n > 0
 }
 
 // dropAll notes that all active slots matched that many blocks.
-func (w *walk) dropAll(few []uint64, wide bool, to, matched int) {
-	for _, slot := range few {
+func (w *walk) dropAll(matched int) {
+	for _, slot := range w.few[:w.n] {
 		if int(slot) < len(w.matched) {
 			w.matched[slot] = uint32(matched)
 		}
 	}
-	if wide {
-		for j := range to {
-			w.drop(w.active[j], j, matched)
+	if w.wide {
+		for j, slots := range w.active[:w.to] {
+			w.drop(slots, j, matched)
 		}
 	}
 }

@@ -55,7 +55,8 @@ type reader struct {
 
 func readers() []reader {
 	scan := new(openai.Scan)
-	rules := openai.Lookup("POST", "/v1/chat/completions", nil).Rules
+	endpoint, _ := openai.Lookup("POST", "/v1/chat/completions", nil)
+	rules := endpoint.Rules
 	scanned := func(chunk int, sink openai.Sink) func([]byte) (found, error) {
 		return func(body []byte) (found, error) {
 			scan.Reset(rules, openai.Options{Sink: sink, MaxDepth: 512})
@@ -279,7 +280,8 @@ func BenchmarkRead(b *testing.B) {
 // so that they are in no cache near the processor. Sizes only.
 func BenchmarkCold(b *testing.B) {
 	const chunk = 16 << 10
-	rules := openai.Lookup("POST", "/v1/chat/completions", nil).Rules
+	endpoint, _ := openai.Lookup("POST", "/v1/chat/completions", nil)
+	rules := endpoint.Rules
 	for _, in := range bodies[1:4] {
 		b.Run(in.name, func(b *testing.B) {
 			copies := 96 << 20 / len(in.body)

@@ -62,3 +62,37 @@ func skipPlainWords(p []byte, i int) (end, escapes int) {
 		i, escapes = i+2, escapes+1
 	}
 }
+
+// unescapeWords is unescape, eight bytes at a time.
+func unescapeWords(dst, p []byte) (read, written int) {
+	for {
+		if len(p)-read >= 8 && len(dst)-written >= 8 {
+			w := binary.LittleEndian.Uint64(p[read:])
+			binary.LittleEndian.PutUint64(dst[written:], w)
+			plain := 8
+			if a := stops(w); a != 0 {
+				plain = bits.TrailingZeros64(a) >> 3
+			}
+			read, written = read+plain, written+plain
+			if plain == 8 {
+				continue
+			}
+		}
+		if read == len(p) || written == len(dst) {
+			return read, written
+		}
+		c := p[read]
+		switch {
+		case c == '\\':
+			if read+1 == len(p) || unescaped[p[read+1]] == 0 {
+				return read, written
+			}
+			c = unescaped[p[read+1]]
+			read++
+		case c == '"' || c < 0x20:
+			return read, written
+		}
+		dst[written] = c
+		read, written = read+1, written+1
+	}
+}

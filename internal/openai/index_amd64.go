@@ -19,6 +19,11 @@ func indexStopSSE2(p *byte, n int) int
 //go:noescape
 func skipPlainAVX2(p *byte, n int) (pos, escapes int)
 
+// unescapeAVX2 is unescape while 33 bytes are left at src and room for 32 at dst.
+//
+//go:noescape
+func unescapeAVX2(dst *byte, room int, src *byte, n int) (read, written int)
+
 // indexStop returns the index, from i on, of the first byte that ends a run of plain string bytes, or len(p).
 func indexStop(p []byte, i int) int {
 	if n := len(p) - i; n >= 64 {
@@ -45,6 +50,16 @@ func skipPlain(p []byte, i int) (end, escapes int) {
 	}
 	end, more := skipPlainWords(p, i)
 	return end, escapes + more
+}
+
+// unescape copies the plain bytes that p begins with to dst, and what its one-byte escapes stand for, as far as there
+// is room. It stops before a quote, a control character, the backslash of any other escape or of one that p cuts.
+func unescape(dst, p []byte) (read, written int) {
+	if hasAVX2 && len(p) > 32 && len(dst) >= 32 {
+		read, written = unescapeAVX2(&dst[0], len(dst), &p[0], len(p))
+	}
+	r, w := unescapeWords(dst[written:], p[read:])
+	return read + r, written + w
 }
 
 // nearStop returns the index of the first byte in q that is not plain, or its length, which is 16: most keys and

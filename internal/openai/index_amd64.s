@@ -223,3 +223,66 @@ done:
 	MOVQ AX, pos+16(FP)
 	MOVQ R8, escapes+24(FP)
 	RET
+
+// func unescapeAVX2(dst *byte, room int, src *byte, n int) (read, written int)
+//
+// Each step copies 32 bytes and then looks how many of them were plain. A step needs the byte after them, too: an
+// escape may begin in the last.
+TEXT ·unescapeAVX2(SB), NOSPLIT, $0-48
+	MOVQ    dst+0(FP), DI
+	MOVQ    room+8(FP), R10
+	MOVQ    src+16(FP), SI
+	MOVQ    n+24(FP), R9
+	MOVQ    DI, R12
+	MOVQ    SI, R11
+	LEAQ    -33(SI)(R9*1), R9       // where the last step may begin to read
+	LEAQ    -32(DI)(R10*1), R10     // and to write
+	LEAQ    ·unescaped(SB), R13
+	VMOVDQU quotes<>(SB), Y8
+	VMOVDQU slashes<>(SB), Y9
+	VMOVDQU controls<>(SB), Y10
+	JMP     unescapeNext
+
+unescapeStep:
+	VMOVDQU   (SI), Y0
+	VMOVDQU   Y0, (DI)
+	VPCMPEQB  Y8, Y0, Y1
+	VPCMPEQB  Y9, Y0, Y2
+	VPMINUB   Y10, Y0, Y3
+	VPCMPEQB  Y3, Y0, Y3
+	VPOR      Y1, Y2, Y1
+	VPOR      Y1, Y3, Y1
+	VPMOVMSKB Y1, AX
+	TESTL     AX, AX
+	JNE       unescapeStop
+	ADDQ      $32, SI
+	ADDQ      $32, DI
+
+unescapeNext:
+	CMPQ SI, R9
+	JHI  unescapeDone
+	CMPQ DI, R10
+	JLS  unescapeStep
+
+unescapeDone:
+	VZEROUPPER
+	SUBQ R11, SI
+	SUBQ R12, DI
+	MOVQ SI, read+32(FP)
+	MOVQ DI, written+40(FP)
+	RET
+
+unescapeStop:
+	BSFL    AX, BX
+	ADDQ    BX, SI
+	ADDQ    BX, DI
+	CMPB    (SI), $0x5c
+	JNE     unescapeDone
+	MOVBLZX 1(SI), BX
+	MOVBLZX (R13)(BX*1), BX
+	TESTL   BX, BX
+	JEQ     unescapeDone
+	MOVB    BX, (DI)
+	ADDQ    $2, SI
+	INCQ    DI
+	JMP     unescapeNext

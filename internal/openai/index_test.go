@@ -30,6 +30,21 @@ func dumbSkip(p []byte, i int) (end, escapes int) {
 	return i, escapes
 }
 
+// dumbUnescape says what unescape means.
+func dumbUnescape(room int, p []byte) (out []byte, read int) {
+	end, _ := dumbSkip(p, 0)
+	for read < end && len(out) < room {
+		c := p[read]
+		if c == '\\' {
+			read++
+			c = "\"\\/\b\f\n\r\t"[strings.IndexByte(`"\/bfnrt`, p[read])]
+		}
+		out = append(out, c)
+		read++
+	}
+	return out, read
+}
+
 // skippers are all ways to skip, the one in use and those for lesser processors.
 var skippers = []struct {
 	name string
@@ -52,7 +67,31 @@ func checkSkip(p []byte, i int) error {
 			return fmt.Errorf("%s: skip in %q from %d: got %d with %d escapes, want %d with %d", s.name, p, i, e, n, end, escapes)
 		}
 	}
+	n := len(p) - i
+	if err := checkUnescape(p[i:], []int{n, n / 2, 33, 7}[(i+n)%4]); err != nil {
+		return err
+	}
 	return checkBlocks(p[i:])
+}
+
+// checkUnescape compares all ways to unescape with the dumb one, and looks whether they write past the room.
+func checkUnescape(p []byte, room int) error {
+	const around = 64
+	want, end := dumbUnescape(room, p)
+	for _, u := range []struct {
+		name string
+		of   func(dst, p []byte) (int, int)
+	}{{"in use", unescape}, {"words", unescapeWords}} {
+		dst := bytes.Repeat([]byte{0xa5}, room+around)
+		read, written := u.of(dst[:room], p)
+		if read != end || !bytes.Equal(dst[:written], want) {
+			return fmt.Errorf("%s: unescape %q with room for %d: read %d and got %q, want %d and %q", u.name, p, room, read, dst[:written], end, want)
+		}
+		if bytes.Count(dst[room:], []byte{0xa5}) != around {
+			return fmt.Errorf("%s: unescape %q writes past the room for %d", u.name, p, room)
+		}
+	}
+	return nil
 }
 
 // plainBytes are those next to the ones that stop, and some of high value.

@@ -74,8 +74,9 @@ type machine struct {
 	base    int64 // offset of the current chunk in the body
 	maxDep  int32
 	depth   int32
-	rawEnd  int32 // raw text ends when depth is back at this
-	rawFrom int   // start of the unsent raw run in the current chunk
+	rawEnd  int32   // raw text ends when depth is back at this
+	buf     [4]byte // a decoded rune on its way to the sink
+	rawFrom int     // start of the unsent raw run in the current chunk
 
 	state state
 	mode  mode
@@ -132,7 +133,7 @@ type machine struct {
 
 	nodes [trackedDepth]uint8 // node of the container at each depth
 	stack [MaxDepth / 64]uint64
-	buf   [4]byte // a decoded rune on its way to the sink
+	out   *[textRoom]byte // text on its way there; nil before the first
 }
 
 const (

@@ -98,6 +98,9 @@ func (s *Scan) Write(chunk []byte) { s.m.write(chunk) }
 func (s *Scan) Finish() (Result, *Error) {
 	m := &s.m
 	m.end()
+	if m.sink != nil && m.out != nil {
+		clear(m.out[:])
+	}
 	m.sink = nil
 	r := Result{
 		ModelOffset: m.modelOff, ModelLength: int(m.modelLen),

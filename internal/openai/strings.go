@@ -29,6 +29,9 @@ func (m *machine) str(p []byte, i int) int {
 	if m.mode == modeSkip || m.mode == modeText && m.sink == nil {
 		return m.size(p, i)
 	}
+	if m.mode == modeText {
+		return m.copyText(p, i)
+	}
 	start := i
 	for {
 		j := indexStop(p, i)
@@ -78,6 +81,69 @@ func (m *machine) str(p []byte, i int) int {
 			return j + 1
 		}
 	}
+}
+
+// textRoom is how much text the sink gets at a time: prompts have an escape in every few words, and a call for each
+// run between them takes longer than the run.
+const textRoom = 4 << 10
+
+// copyText is str for text that goes to the sink.
+func (m *machine) copyText(p []byte, i int) int {
+	if m.out == nil {
+		m.out = new([textRoom]byte)
+	}
+	out, n := m.out, 0 // what is not with the sink yet
+	for {
+		if m.high != 0 && !startsUnit(p, i) {
+			m.flushHigh()
+		}
+		read, written := unescape(out[n:], p[i:])
+		i, n = i+read, n+written
+		if n > textRoom-utf8.UTFMax {
+			m.take(out[:n])
+			n = 0
+			continue
+		}
+		if i == len(p) {
+			m.take(out[:n])
+			return i
+		}
+		switch c := p[i]; {
+		case c == '"':
+			m.take(out[:n])
+			m.endString(m.base + int64(i))
+			return i + 1
+		case c != '\\':
+			m.take(out[:n])
+			m.fail(faultControl, i, c)
+			return i
+		}
+		for { // \u escapes seldom come alone
+			u := readUnit(p, i)
+			if u < noUnit && u&0xF800 != 0xD800 && m.high == 0 && n <= textRoom-utf8.UTFMax {
+				n += utf8.EncodeRune(out[n:], rune(u))
+				i += 6
+				continue
+			}
+			if u < noUnit { // half a pair, or there is no room
+				m.take(out[:n])
+				n = 0
+				m.unit(uint16(u))
+				i += 6
+			} else if i < len(p) && p[i] == '\\' && (i+1 == len(p) || unescaped[p[i+1]] == 0) {
+				// The machine finds what is wrong, or waits for the next chunk.
+				m.take(out[:n])
+				m.state = stEscape
+				return i + 1
+			}
+			break
+		}
+	}
+}
+
+// startsUnit reports whether p[i:] may begin with a \u escape.
+func startsUnit(p []byte, i int) bool {
+	return i == len(p) || p[i] == '\\' && (i+1 == len(p) || unescaped[p[i+1]] == 0)
 }
 
 // size is str for strings whose bytes nobody wants, or only their number.
