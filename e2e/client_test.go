@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -110,6 +111,24 @@ func (w *world) must(t *testing.T, c *http.Client, q call) reply {
 		t.Fatalf("%s %s: %v", q.method, q.path, err)
 	}
 	return r
+}
+
+// turns is how many requests each of some clients has begun, one after another.
+type turns []atomic.Int64
+
+// pass waits until each client has ended the request that it is at: what they
+// began with what they knew until now is over.
+func (n turns) pass(t *testing.T) {
+	t.Helper()
+	for i := range n {
+		at := n[i].Load()
+		eventually(t, fmt.Sprintf("client %d begins another request", i), func() string {
+			if n[i].Load() > at {
+				return ""
+			}
+			return "no"
+		})
+	}
 }
 
 // background is a request that is not answered yet.

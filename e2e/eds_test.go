@@ -32,6 +32,7 @@ func prepareEDS(t *testing.T, d door, s setup) *world {
 type load struct {
 	stop  context.CancelFunc
 	ended sync.WaitGroup
+	begun turns
 
 	answered, cut atomic.Int64
 	mu            sync.Mutex
@@ -42,12 +43,13 @@ type load struct {
 func (w *world) startLoad(t *testing.T, n int, model string) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	l := &load{stop: cancel}
+	l := &load{stop: cancel, begun: make(turns, n)}
 	for i := range n {
 		client := client1(t)
 		body := fmt.Sprintf(`{"model":%q,"stream":%v,"messages":[{"role":"user","content":"hi"}]}`, model, i%2 == 0)
 		l.ended.Go(func() {
 			for ctx.Err() == nil {
+				l.begun[i].Add(1)
 				l.one(client, "http://"+w.addr+"/v1/chat/completions", body)
 			}
 		})
@@ -125,6 +127,8 @@ func TestEDSKilledEngines(t *testing.T) {
 				w.write(t, "endpoints.yaml", w.static(w.engines...))
 				wait(t, joins, func(c sim.Counters) bool { return c.Answered > 10 })
 			}
+			e.SetHold(true) // so that it has requests when it is killed
+			wait(t, e, func(c sim.Counters) bool { return c.Held > 0 })
 			if err := e.Close(); err != nil {
 				t.Fatal(err)
 			}

@@ -150,7 +150,7 @@ func TestEvictedAfterHeaders(t *testing.T) {
 // waits is in time.
 func TestWhoIsNotEvicted(t *testing.T) {
 	allDoorsAtOnce(t, func(t *testing.T, d door) {
-		w := start(t, d, setup{engines: 1, config: oneSlot(", eviction: true, ttl: 1200ms")})
+		w := start(t, d, setup{engines: 1, config: oneSlot(", eviction: true, ttl: 10m")})
 		engine := w.engines[0]
 		defer engine.SetHold(false)
 		for _, row := range []struct {
@@ -165,7 +165,11 @@ func TestWhoIsNotEvicted(t *testing.T) {
 				engine.SetHold(true)
 				first := w.begin(t, w.h1, call{body: strings.NewReader(row.body), header: header(objective, row.objective)})
 				wait(t, engine, func(c sim.Counters) bool { return c.Held == 1 })
-				high := w.begin(t, w.h2, call{body: strings.NewReader(chat), header: header(objective, "high")})
+				h := header(objective, "high")
+				if !row.evicted { // it waits for what doesn't come, longer than for an eviction
+					h.Set("X-Llm-D-Inference-Ttl", "1200ms")
+				}
+				high := w.begin(t, w.h2, call{body: strings.NewReader(chat), header: h})
 				if row.evicted {
 					if r, err := first.wait(); err != nil || r.status != 429 {
 						t.Errorf("%v %v", r, err)

@@ -227,7 +227,7 @@ func TestPrometheus(t *testing.T) {
 			}
 			return ""
 		})
-		send(60)
+		send(100) // two of four engines have to get some
 		var vllm, sglang map[string]float64
 		eventually(t, "all query-based metrics are there", func() string {
 			s := w.status(t)

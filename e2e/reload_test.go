@@ -17,6 +17,7 @@ import (
 type traffic struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	begun  turns
 	done   atomic.Int64
 	failed atomic.Pointer[string]
 }
@@ -24,15 +25,17 @@ type traffic struct {
 // startTraffic runs until its stop, or the test's end.
 func (w *world) startTraffic(t *testing.T) *traffic {
 	ctx, cancel := context.WithCancel(context.Background())
-	tr := &traffic{cancel: cancel}
-	for _, c := range w.protocols() {
+	tr := &traffic{cancel: cancel, begun: make(turns, 8)}
+	for p, c := range []*http.Client{w.h1, w.h2} {
 		for i := range 4 {
+			begun := &tr.begun[4*p+i]
 			tr.wg.Go(func() {
 				body := chatOf(100 + 1000*i)
 				if i%2 == 1 {
 					body = strings.Replace(body, "{", `{"stream":true,"max_tokens":20,`, 1)
 				}
 				for ctx.Err() == nil {
+					begun.Add(1)
 					// A request that has begun ends: stop cuts none off.
 					r, err := w.do(context.Background(), c, call{body: strings.NewReader(body)})
 					if err != nil || r.status != 200 || r.err != nil {
@@ -185,10 +188,11 @@ func TestListenerReload(t *testing.T) {
 // configurations define the pool differently.
 func TestNewestDefinitionCounts(t *testing.T) {
 	allDoorsAtOnce(t, func(t *testing.T, d door) {
-		w := start(t, d, setup{lds: true})
+		const noLists = "models: {discover: false}\n" // which engines count as requests
+		w := start(t, d, setup{lds: true, config: noLists})
 		gone, kept := w.engines[0], w.engines[1]
 		w.setup.pools = "pools: {default: {static: " + w.static(kept) + "}}\n"
-		w.options.Document = []byte(w.document(""))
+		w.options.Document = []byte(w.document(noLists))
 		w.writeListener(t)
 		eventually(t, "one endpoint is left", func() string {
 			if s := w.status(t).Pools[0]; len(s.Endpoints) != 1 || s.Configs != 2 || !s.Conflict {
@@ -337,7 +341,7 @@ func TestPoolFile(t *testing.T) {
 		a, b, c := w.engines[0], w.engines[1], w.engines[2]
 		w.write(t, "pool.yaml", w.static(a, b))
 		w.setup.pools = "pools: {default: {file: {path: " + w.file("pool.yaml") + "}}}\n"
-		w.options.Document = []byte(w.document(""))
+		w.options.Document = []byte(w.document("models: {discover: false}\n"))
 		w.run(t)
 		tr := w.startTraffic(t)
 		tr.more(t, 50)
@@ -353,7 +357,7 @@ func TestPoolFile(t *testing.T) {
 			return ""
 		})
 		// What was picked before may still be on its way; then no more come.
-		tr.more(t, 50)
+		tr.begun.pass(t)
 		before := a.Counters().Received
 		wait(t, c, func(n sim.Counters) bool { return len(c.Requests("/v1/chat/completions")) > 10 })
 		tr.more(t, 100)

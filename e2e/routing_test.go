@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -205,7 +206,7 @@ func TestUpgradesAndCONNECT(t *testing.T) {
 				w.waitLoad(t, 1, 0)
 				c.send(t, "ping")
 				echo := make([]byte, 4)
-				if _, err := c.r.Read(echo); err != nil || string(echo) != "ping" {
+				if _, err := io.ReadFull(c.r, echo); err != nil || string(echo) != "ping" {
 					t.Errorf("through the tunnel came %q, %v", echo, err)
 				}
 				_ = c.Close()
@@ -303,7 +304,7 @@ func plainCluster(addr string) string {
 // picks to follow once three scrapes of each have been answered.
 func TestLeastKVCacheFollowsTheLoad(t *testing.T) {
 	eachDoor(t, func(t *testing.T, d door) {
-		w := start(t, d, setup{engines: 3, config: "policy: least-kv-cache\nscrape: {interval: 50ms}\n"})
+		w := start(t, d, setup{engines: 3, config: "policy: least-kv-cache\nscrape: {interval: 50ms, staleAfter: 1h}\n"})
 		for round := range 6 {
 			idle := round % 3
 			for i, e := range w.engines {

@@ -125,7 +125,7 @@ func TestServices(t *testing.T) {
 	out := absolute(t, *outFlag)
 	p := project(t)
 	_, stages := dockerfile(t)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*patience) // for all its waits
 	defer cancel()
 	envoy, envoyFile := envoyFor(ctx, t, out)
 	foreign := map[string]map[string]string{"envoy": {"envoy": envoy}, "prometheus": {"wget": find("wget")}}

@@ -40,7 +40,11 @@ func pods() []pod {
 // engine is how a pod is simulated. A loaded one has 40 % of the speed, and pretends to have the requests of others: 48
 // that run, which slow each step, 16 that wait, behind which a new one waits 0.8 s, and a KV cache that is nearly full.
 func (p pod) engine() sim.Config {
-	c := sim.Config{Name: p.name, Models: []string{p.model}, Params: sim.Params{DecodeRate: 100}}
+	c := sim.Config{
+		Name: p.name, Models: []string{p.model}, Params: sim.Params{DecodeRate: 100},
+		// Envoy closes idle connections a second before an engine does; a busy machine may take longer, and a request fails.
+		IdleTimeout: -1,
+	}
 	if p.loaded {
 		c.Params.DecodeRate = 40
 		c.Load = sim.Load{Running: 48, Waiting: 16, KVUsage: 0.92}
@@ -149,7 +153,7 @@ func adminClient(address string) *http.Client {
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
 		network, address = "unix", path
 	}
-	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+	return &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, address)
 		},
@@ -198,7 +202,7 @@ func (w *world) endpoints(ctx context.Context) (map[string]filter.EndpointStatus
 
 // await polls shunt's view, which sends no event, until ok.
 func (w *world) await(ctx context.Context, what string, ok func(map[string]filter.EndpointStatus) bool) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

@@ -51,7 +51,8 @@ type Options struct {
 	StopTimeout time.Duration
 	// Expect are patterns of [error] and [critical] log lines that don't count as unexpected; Envoy.Expect adds more.
 	Expect []*regexp.Regexp
-	// OnLine, if set, is called with each log line, in order, from one goroutine; it must not block.
+	// OnLine, if set, is called with each line that Envoy writes, one after another, those of each output in order; it
+	// must not block.
 	OnLine func(string)
 }
 
@@ -208,8 +209,8 @@ func (e *Envoy) command(o Options, args []string) *exec.Cmd {
 		cmd.Dir = e.scratch[0]
 	}
 	cmd.Env = append(os.Environ(), o.Env...)
-	cmd.Stdout, cmd.Stderr = e.log, e.log // one writer for both: os/exec then uses one pipe and one goroutine
-	cmd.WaitDelay = 2 * time.Second       // a grandchild that holds the pipe can't hold us
+	cmd.Stdout, cmd.Stderr = e.log.output(), e.log.output()
+	cmd.WaitDelay = 2 * time.Second // a grandchild that holds the pipe can't hold us
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Pdeathsig: syscall.SIGKILL,
 		Setpgid:   true, // Ctrl-C reaches the process that owns this Envoy, which then stops it in order

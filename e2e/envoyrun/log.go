@@ -18,14 +18,15 @@ const maxLines = 200_000
 // Envoy's default format: [2026-11-29 23:30:52.123][4711][error][main] [source/…] message
 var levelOf = regexp.MustCompile(`^\[\d{4}-[^\]]*\]\[\d+\]\[([a-z]+)\]`)
 
-// logBuffer keeps Envoy's log lines. It is an io.Writer for the process's output.
+// logBuffer keeps Envoy's log lines.
 type logBuffer struct {
-	// Called without the lock, by the one writer.
-	onLine func(string)
+	// telling keeps calls of onLine apart.
+	telling sync.Mutex
+	onLine  func(string)
 
 	mu sync.Mutex
 	// Protected by mu.
-	partial []byte           // what came after the last newline
+	outputs []*output
 	lines   []string         // the newest maxLines
 	dropped int              // how many older ones went
 	bad     []string         // those at error and critical level, all
@@ -34,22 +35,39 @@ type logBuffer struct {
 	changed chan struct{} // closed and replaced at each change
 }
 
+// output is what one of the process's descriptors writes. Each has a pipe of its own: where two share one, a long line
+// of the access log, which Envoy writes in pieces, has a line of its log in the middle.
+type output struct {
+	log     *logBuffer
+	partial []byte // protected by log.mu: what came after the last newline
+}
+
 func newLogBuffer(expect []*regexp.Regexp, onLine func(string)) *logBuffer {
 	return &logBuffer{onLine: onLine, expect: slices.Clone(expect), changed: make(chan struct{})}
 }
 
-// Write never fails.
-func (l *logBuffer) Write(p []byte) (int, error) {
+// output returns one more, for one writer.
+func (l *logBuffer) output() *output {
 	l.mu.Lock()
-	l.partial = append(l.partial, p...)
+	defer l.mu.Unlock()
+	o := &output{log: l}
+	l.outputs = append(l.outputs, o)
+	return o
+}
+
+// Write never fails.
+func (o *output) Write(p []byte) (int, error) {
+	l := o.log
+	l.mu.Lock()
+	o.partial = append(o.partial, p...)
 	var added []string
 	for {
-		i := bytes.IndexByte(l.partial, '\n')
+		i := bytes.IndexByte(o.partial, '\n')
 		if i < 0 {
 			break
 		}
-		added = append(added, string(l.partial[:i]))
-		l.partial = l.partial[i+1:]
+		added = append(added, string(o.partial[:i]))
+		o.partial = o.partial[i+1:]
 	}
 	l.add(added)
 	l.mu.Unlock()
@@ -57,13 +75,15 @@ func (l *logBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// close turns an unfinished line into a line and ends every wait.
+// close turns unfinished lines into lines and ends every wait.
 func (l *logBuffer) close() {
 	l.mu.Lock()
 	var added []string
-	if len(l.partial) > 0 {
-		added = append(added, string(l.partial))
-		l.partial = nil
+	for _, o := range l.outputs {
+		if len(o.partial) > 0 {
+			added = append(added, string(o.partial))
+			o.partial = nil
+		}
 	}
 	l.closed = true
 	l.add(added)
@@ -91,9 +111,11 @@ func (l *logBuffer) add(added []string) {
 }
 
 func (l *logBuffer) tell(added []string) {
-	if l.onLine == nil {
+	if l.onLine == nil || len(added) == 0 {
 		return
 	}
+	l.telling.Lock()
+	defer l.telling.Unlock()
 	for _, s := range added {
 		l.onLine(s)
 	}

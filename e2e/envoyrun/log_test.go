@@ -17,9 +17,10 @@ func TestLogBufferSplitsLinesAnywhere(t *testing.T) {
 	for step := 1; step <= len(text); step++ {
 		var told []string
 		l := newLogBuffer(nil, func(s string) { told = append(told, s) })
+		o := l.output()
 		for rest := text; rest != ""; {
 			n := min(step, len(rest))
-			if got, err := l.Write([]byte(rest[:n])); got != n || err != nil {
+			if got, err := o.Write([]byte(rest[:n])); got != n || err != nil {
 				t.Fatalf("Write = %d, %v", got, err)
 			}
 			rest = rest[n:]
@@ -36,12 +37,31 @@ func TestLogBufferSplitsLinesAnywhere(t *testing.T) {
 	}
 }
 
+// TestOutputsAreApart: what one writes in pieces is a line, whatever another writes meanwhile.
+func TestOutputsAreApart(t *testing.T) {
+	var told []string
+	l := newLogBuffer(nil, func(s string) { told = append(told, s) })
+	access, log := l.output(), l.output()
+	for _, w := range []struct {
+		to   *output
+		text string
+	}{{access, "{\"a\":"}, {log, "one\ntw"}, {access, "1}\n{"}, {log, "o\nthree"}} {
+		if _, err := w.to.Write([]byte(w.text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.close()
+	if want := []string{"one", "{\"a\":1}", "two", "{", "three"}; !slices.Equal(l.lines, want) || !slices.Equal(told, want) {
+		t.Errorf("lines %q, told %q", l.lines, told)
+	}
+}
+
 func TestLogBufferIsBoundedAndMarksStayRight(t *testing.T) {
 	l := newLogBuffer(nil, nil)
-	e := &Envoy{log: l}
+	e, o := &Envoy{log: l}, l.output()
 	write := func(from, to int) {
 		for i := from; i < to; i++ {
-			fmt.Fprintf(l, "line %d\n", i)
+			fmt.Fprintf(o, "line %d\n", i)
 		}
 	}
 	write(0, maxLines)

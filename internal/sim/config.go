@@ -128,6 +128,7 @@ const (
 	FaultReset       FaultKind = "reset"        // reset the connection (HTTP/2: the stream) before headers
 	FaultResetMid    FaultKind = "reset_mid"    // reset it after AfterTokens tokens of a stream, or half of a body
 	FaultHang        FaultKind = "hang"         // never answer, until the client leaves or the fault is cleared
+	FaultHangMid     FaultKind = "hang_mid"     // the same after AfterTokens tokens of a stream, or half of a body
 )
 
 // Fault is one thing to go wrong, for the first Count requests it fits.
@@ -150,9 +151,9 @@ func (f *Fault) validate() error {
 		if f.Status < 200 || f.Status > 599 {
 			return fmt.Errorf("status: %d is not 200 to 599", f.Status)
 		}
-	case FaultReset, FaultResetMid, FaultHang:
+	case FaultReset, FaultResetMid, FaultHang, FaultHangMid:
 	default:
-		return fmt.Errorf("kind: unknown fault %q, valid: status, early_status, reset, reset_mid, hang", f.Kind)
+		return fmt.Errorf("kind: unknown fault %q, valid: status, early_status, reset, reset_mid, hang, hang_mid", f.Kind)
 	}
 	if f.Count < 0 || f.AfterTokens < 0 {
 		return errors.New("count and after_tokens must not be negative")

@@ -263,13 +263,24 @@ func (x *exchange) stream(g *generation, st *stream) bool {
 	}
 	gap := time.Duration(x.delays.BetweenTokens)
 	cut := -1
-	if x.fault != nil && x.fault.Kind == FaultResetMid {
+	if x.fault != nil && (x.fault.Kind == FaultResetMid || x.fault.Kind == FaultHangMid) {
 		cut = min(x.fault.AfterTokens, g.out)
+	}
+	// goesOn meets the fault, if the answer has come to it.
+	goesOn := func(sent int) bool {
+		if cut != sent {
+			return true
+		}
+		if x.fault.Kind == FaultResetMid {
+			abortConn(x.r)
+		}
+		cut = -1
+		return x.hang()
 	}
 	var buf []byte
 	for sent := 0; sent < g.out; {
-		if cut == sent {
-			abortConn(x.r)
+		if !goesOn(sent) {
+			return false
 		}
 		ready := int(st.ready.Load())
 		if ready == sent {
@@ -299,8 +310,8 @@ func (x *exchange) stream(g *generation, st *stream) bool {
 			}
 		}
 	}
-	if cut == g.out {
-		abortConn(x.r)
+	if !goesOn(g.out) {
+		return false
 	}
 	buf = append(buf[:0], fr.after()...)
 	_, err := x.w.Write(buf)

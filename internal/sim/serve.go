@@ -68,11 +68,7 @@ func (x *exchange) handle() {
 			}
 			return
 		case FaultHang:
-			select {
-			case <-x.unhang:
-			case <-r.Context().Done():
-				return
-			case <-s.quit:
+			if !x.hang() {
 				return
 			}
 		}
@@ -247,6 +243,17 @@ func (x *exchange) waitRelease() bool {
 	return false
 }
 
+// hang waits until the faults are replaced; false if the client left or the server closes meanwhile.
+func (x *exchange) hang() bool {
+	select {
+	case <-x.unhang:
+		return true
+	case <-x.r.Context().Done():
+	case <-x.s.quit:
+	}
+	return false
+}
+
 // pause waits; false if the client left or the server closes meanwhile.
 func (x *exchange) pause(d time.Duration) bool {
 	if d <= 0 {
@@ -293,10 +300,16 @@ func (x *exchange) bytes(status int, contentType string, body []byte) {
 			return
 		}
 	}
-	if f := x.fault; f != nil && f.Kind == FaultResetMid {
+	if f := x.fault; f != nil && (f.Kind == FaultResetMid || f.Kind == FaultHangMid) {
 		_, _ = x.w.Write(body[:len(body)/2])
 		_ = flush.Flush()
-		abortConn(x.r)
+		if f.Kind == FaultResetMid {
+			abortConn(x.r)
+		}
+		if !x.hang() {
+			return
+		}
+		body = body[len(body)/2:]
 	}
 	_, err := x.w.Write(body)
 	x.whole = err == nil || len(body) == 0 || x.r.Method == http.MethodHead

@@ -388,6 +388,46 @@ func TestFaults(t *testing.T) {
 		if status := <-answered; status != 200 {
 			t.Errorf("h2=%v: after a hang ended: status %d", h2, status)
 		}
+		set(Fault{Kind: FaultHangMid, AfterTokens: 4, Count: 1})
+		r, err := c.Post("http://"+s.Addr()+"/v1/completions", "application/json", strings.NewReader(stream))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(r.Body)
+		for n := 0; n < 4 && lines.Scan(); {
+			if lines.Text() != "" {
+				n++
+			}
+		}
+		if c := s.Counters(); c.InFlight != 1 {
+			t.Errorf("h2=%v, hang in a stream: %+v", h2, c)
+		}
+		set()
+		last := ""
+		for lines.Scan() {
+			if lines.Text() != "" {
+				last = lines.Text()
+			}
+		}
+		_ = r.Body.Close()
+		if last != "data: [DONE]" {
+			t.Errorf("h2=%v: after a hang in a stream it ends in %q (%v)", h2, last, lines.Err())
+		}
+		set(Fault{Kind: FaultHangMid, Count: 1})
+		go func() {
+			status, body, _ := post(c, s, "/echo", "")
+			if !json.Valid([]byte(body)) {
+				status = 0
+			}
+			answered <- status
+		}()
+		if err := s.Wait(within(t), func(c Counters) bool { return c.InFlight == 1 }); err != nil {
+			t.Fatal(err)
+		}
+		set()
+		if status := <-answered; status != 200 {
+			t.Errorf("h2=%v: after a hang in a body: status %d", h2, status)
+		}
 		set(Fault{Kind: FaultStatus, Path: "/health"})
 		if status, _, _ := post(c, s, "/v1/completions", stream); status != 200 {
 			t.Errorf("a fault of /health hit /v1/completions: %d", status)
