@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"regexp"
 	"strconv"
@@ -155,14 +154,7 @@ func TestValidateStartsNothing(t *testing.T) {
 func TestAdmin(t *testing.T) {
 	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{})
-		eventually(t, "all have been read", func() string { // they are ready once they take a connection
-			for _, e := range w.engines {
-				if p := endpoint(w.status(t), e); p.State != "ready" || p.Running == nil || p.Waiting == nil || p.KV == nil || p.AgeSeconds == nil {
-					return fmt.Sprintf("%+v", p)
-				}
-			}
-			return ""
-		})
+		w.readAll(t)
 		for range 5 {
 			w.must(t, w.h1, call{body: strings.NewReader(chat)})
 		}

@@ -295,6 +295,11 @@ func (w *world) edited(t *testing.T, text []byte) []byte {
 	if err := yaml.Unmarshal(text, &b); err != nil {
 		t.Fatal(err)
 	}
+	if clusters, ok := b.at("static_resources", "clusters").([]any); ok {
+		for _, c := range clusters {
+			c.(doc)["connect_timeout"] = "60s" // a busy machine needs more than 2 s at times
+		}
+	}
 	if l := b.listener(); l != nil {
 		l.at("filter_chains", 0, "filters", 0, "typed_config", "access_log", 0, "typed_config", "log_format", "json_format").(doc)["test_id"] = "%REQ(X-TEST-ID)%"
 		if w.setup.edit != nil {
@@ -370,6 +375,22 @@ func (w *world) ready(t *testing.T) {
 			return ""
 		}
 		return fmt.Sprint(status, " ", body)
+	})
+}
+
+// readAll waits until the page of each endpoint has been read: they are ready
+// once they take a connection.
+func (w *world) readAll(t *testing.T) {
+	t.Helper()
+	eventually(t, "all have been read", func() string {
+		for _, p := range w.status(t).Pools {
+			for _, e := range p.Endpoints {
+				if e.State != "ready" || e.Running == nil || e.Waiting == nil || e.KV == nil || e.AgeSeconds == nil {
+					return fmt.Sprintf("%+v", e)
+				}
+			}
+		}
+		return ""
 	})
 }
 

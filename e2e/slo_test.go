@@ -20,6 +20,7 @@ func TestLatencyGoals(t *testing.T) {
 		w := start(t, d, setup{engines: 2, config: "slo: {admission: true}\npolicy: least-request\nsubsetHeader: true\nexplain: {header: true}\n" +
 			"scrape: {interval: 60s, staleAfter: 120s}\n" + // so that no page says anything either
 			"objectives: [{name: low, priority: -1}, {name: hasty, priority: -1, tpotMs: 0.001}]\n"})
+		w.readAll(t) // while it still says nothing
 		const ttft, tpot, objective = "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "x-llm-d-inference-objective"
 		const never, always = "0.001", "3600000"
 		ask := func(t *testing.T, body string, pairs ...string) reply {
@@ -99,6 +100,7 @@ func TestHeadroomPolicy(t *testing.T) {
 	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{engines: 2, config: "policy: slo-headroom\nsubsetHeader: true\nexplain: {header: true}\n" +
 			"scrape: {interval: 60s, staleAfter: 120s}\nobjectives: [{name: low, priority: -1}]\n"})
+		w.readAll(t) // while it still says nothing
 		fallback := func(pairs ...string) string {
 			t.Helper()
 			r := w.must(t, w.h1, call{body: strings.NewReader(streamed), header: header(append(pairs, "x-shunt-explain", "1")...)})
