@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os/exec"
 	"path/filepath"
@@ -447,23 +448,94 @@ func TestEnginesDieWhileRequestsWait(t *testing.T) {
 		if err := e.Accept(); err != nil {
 			t.Fatal(err)
 		}
-		ok := 0
 		for _, b := range append(waiting, late) {
-			r, err := b.wait()
-			if err != nil {
-				t.Fatal(err)
+			if r, err := b.wait(); err != nil || r.status != 200 {
+				t.Errorf("waited: %v %v", r, err)
 			}
-			switch {
-			case r.status == 200:
-				ok++
-			case r.status != 503: // sent to an engine that had died a moment ago
-				t.Errorf("%v", r)
-			}
-		}
-		if ok == 0 {
-			t.Error("none of those that waited was answered")
 		}
 		w.waitLoad(t, 0, 0)
+	})
+}
+
+// TestDeadEngineEatsNoQueue: an engine dies with all that it works on, before the
+// headers of a response or in it, and nothing of what waits goes there after it.
+func TestDeadEngineEatsNoQueue(t *testing.T) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
+		const slots, queued = 10, 100
+		w := start(t, d, setup{engines: 2, config: fmt.Sprintf("flowControl: {enabled: true, saturation: concurrency, maxConcurrency: %d}\n", slots)})
+		dies, lives := w.engines[0], w.engines[1]
+		for _, row := range []struct {
+			name, body string
+			hold       bool // no response begins
+			status     int
+		}{
+			{"before the headers", chat, true, 503},
+			{"in the response", strings.Replace(chat, "{", `{"stream":true,"max_tokens":50,`, 1), false, 200},
+		} {
+			t.Run(row.name, func(t *testing.T) {
+				for _, e := range w.engines {
+					e.SetHold(row.hold)
+					e.SetDelays(sim.Delays{BetweenTokens: sim.Duration(time.Hour)}) // of streams
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				began, ended := make(chan int, 2*slots), make(chan int, 2*slots)
+				for range 2 * slots {
+					go func() {
+						status := 0
+						defer func() { ended <- status }()
+						req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+w.addr+"/v1/chat/completions", strings.NewReader(row.body))
+						if err != nil {
+							return
+						}
+						resp, err := w.h2.Do(req)
+						if err != nil {
+							return
+						}
+						status = resp.StatusCode
+						began <- status
+						_, _ = io.Copy(io.Discard, resp.Body) // until it is cut
+						_ = resp.Body.Close()
+					}()
+				}
+				for range 2 * slots {
+					if !row.hold {
+						<-began
+					}
+				}
+				for _, e := range w.engines {
+					wait(t, e, func(c sim.Counters) bool { return c.InFlight == slots })
+				}
+				var waiting []*background
+				for range queued {
+					waiting = append(waiting, w.begin(t, w.h1, call{body: strings.NewReader(chat)}))
+				}
+				w.waits(t, queued)
+				dies.Refuse(true, 0)
+				for range slots {
+					if status := <-ended; status != row.status {
+						t.Errorf("in flight: %d", status)
+					}
+				}
+				w.waitState(t, dies, "not-ready")
+				w.waits(t, queued)
+				lives.SetHold(false)
+				if !row.hold {
+					cancel() // they would go on for hours
+				}
+				for _, b := range waiting {
+					if r, err := b.wait(); err != nil || r.status != 200 {
+						t.Errorf("waited: %v %v", r, err)
+					}
+				}
+				dies.SetHold(false)
+				if err := dies.Accept(); err != nil {
+					t.Fatal(err)
+				}
+				w.waitState(t, dies, "ready")
+				w.waitLoad(t, 0, 0)
+			})
+		}
 	})
 }
 

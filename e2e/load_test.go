@@ -149,8 +149,8 @@ func TestEngineFaults(t *testing.T) {
 				faults float64
 			}{
 				{"reset before the headers", sim.Fault{Kind: sim.FaultReset, Count: 1}, chat, 503, false, "upstream_reset_before_response_started{connection_termination}", 1},
-				{"reset in the middle of an answer", sim.Fault{Kind: sim.FaultResetMid, Count: 1}, chat, 200, true, "", 0},
-				{"reset in the middle of a stream", sim.Fault{Kind: sim.FaultResetMid, Count: 1, AfterTokens: 5}, stream, 200, true, "", 0},
+				{"reset in the middle of an answer", sim.Fault{Kind: sim.FaultResetMid, Count: 1}, chat, 200, true, "", 1},
+				{"reset in the middle of a stream", sim.Fault{Kind: sim.FaultResetMid, Count: 1, AfterTokens: 5}, stream, 200, true, "", 1},
 				{"500", sim.Fault{Kind: sim.FaultStatus, Count: 1, Status: 500, Body: "engine's own \x00 words"}, chat, 500, false, "", 0},
 				{"503", sim.Fault{Kind: sim.FaultStatus, Count: 1, Status: 503}, chat, 503, false, "", 0},
 				{"429 before the body is read", sim.Fault{Kind: sim.FaultEarlyStatus, Count: 1, Status: 429, Body: "slow down",
@@ -161,7 +161,11 @@ func TestEngineFaults(t *testing.T) {
 					if err := engine.SetFaults(row.fault); err != nil {
 						t.Fatal(err)
 					}
-					before := w.metric(t, "shunt_endpoint_faults_total", "kind", "reset")
+					kind := "reset"
+					if row.cut {
+						kind = "cut"
+					}
+					before := w.metric(t, "shunt_endpoint_faults_total", "kind", kind)
 					r := w.must(t, c, call{body: strings.NewReader(row.body)})
 					if r.status != row.status || (r.err != nil) != row.cut {
 						t.Fatalf("%v", r)
@@ -180,14 +184,14 @@ func TestEngineFaults(t *testing.T) {
 						t.Errorf("an engine's drop reason came through: %q", v)
 					}
 					w.waitLoad(t, 0, 0)
-					if n := w.metric(t, "shunt_endpoint_faults_total", "kind", "reset"); n != before+row.faults {
+					if n := w.metric(t, "shunt_endpoint_faults_total", "kind", kind); n != before+row.faults {
 						t.Errorf("%v faults counted, want %v", n-before, row.faults)
 					}
 				})
 			}
 		}
 		t.Run("refused connection", func(t *testing.T) {
-			engine.Refuse(true, 0)
+			engine.Refuse(true, 0) // it stays ready until two probes have failed
 			w.waitStat(t, "cluster.shunt_engines.upstream_cx_active", func(n int64) bool { return n == 0 })
 			r := w.must(t, w.h1, call{body: strings.NewReader(chat)})
 			if e := errorOf(t, r).Error; r.status != 503 || e.Type != "overloaded_error" || !strings.Contains(e.Code, "connection_failure") {

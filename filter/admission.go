@@ -46,12 +46,12 @@ func (a *admission) free() {
 	admissions.Put(a)
 }
 
-// Full implements scorer.Admitter.
+// Full implements scorer.Admitter: a doubted endpoint counts as full.
 func (a *admission) Full(i int32, own int64) bool {
 	if a.hold != nil && a.view.Live(i) == a.hold || own > 0 && !a.strict {
 		return false
 	}
-	return a.view.Full(i, own)
+	return !a.view.Open(i, own)
 }
 
 // withRoom are the candidates that are not full.

@@ -120,7 +120,7 @@ func newMetrics(version string) *metrics {
 	}, []string{"pool", "priority", "outcome"})
 	m.registry.MustRegister(m.queueSeconds)
 	m.refusals = counter("refusals_total", "Requests refused as invalid, by error code.", "pool", "code")
-	m.faults = counter("endpoint_faults_total", "Requests that an endpoint reset before response headers or refused to connect.", "pool", "kind")
+	m.faults = counter("endpoint_faults_total", "Requests that an endpoint refused to connect, reset before response headers, or cut in the response.", "pool", "kind")
 	m.moved = counter("moved_total", "Requests that another endpoint than the picked one served.", "pool")
 	m.overfull = counter("overfull_picks_total",
 		"Requests sent to a full endpoint because each slot that flow control had for them was gone when they looked.", "pool")
@@ -138,7 +138,7 @@ type poolCounters struct {
 	guarded     [scorer.NumGuards]prometheus.Counter
 	slo         [scorer.NumSLOOutcomes]prometheus.Counter // but SLONone
 	drops       [numDropReasons]prometheus.Counter
-	faults      [2]prometheus.Counter
+	faults      [3]prometheus.Counter
 	moved       prometheus.Counter
 	incomplete  prometheus.Counter
 	overfull    prometheus.Counter
@@ -205,6 +205,7 @@ func (m *metrics) forPool(name string) *poolCounters {
 	}
 	c.faults[pool.FaultReset] = m.faults.WithLabelValues(name, "reset")
 	c.faults[pool.FaultConnect] = m.faults.WithLabelValues(name, "connect")
+	c.faults[pool.FaultCut] = m.faults.WithLabelValues(name, "cut")
 	return c
 }
 

@@ -41,7 +41,8 @@ func (r *Request) pick(snap *pool.Snapshot, index []int32, now time.Time, admit 
 func (s *settings) guardsOf(p *scorer.Policy) scorer.Guards {
 	g := &s.cfg.Guards
 	return scorer.Guards{
-		Wedged: g.Wedged, Pushback: g.Pushback, OverloadVeto: g.OverloadVeto, WarmUp: g.WarmUpFor(p),
+		Doubted: g.Doubted,
+		Wedged:  g.Wedged, Pushback: g.Pushback, OverloadVeto: g.OverloadVeto, WarmUp: g.WarmUpFor(p),
 		SlowStart: s.cfg.SlowStart,
 	}
 }

@@ -465,15 +465,15 @@ func (r *Request) finish(end End, v *Verdict) {
 		r.giveUp()
 		r.cancelled(v)
 	case stateRouted:
-		now, live := r.gen.runtime.now(), r.held.Live()
-		r.leave(end, now, end.Answered && end.Details == "", flowcontrol.Finished, v)
+		now := r.gen.runtime.now()
 		if end.Answered && !end.Complete {
 			r.pool.counters.incomplete.Inc()
 		}
-		if kind, fault := classify(end); fault {
+		if kind, fault := classify(end); fault { // before its slot is free: nobody gets the next one meanwhile
 			r.pool.counters.faults[kind].Inc()
-			r.pool.holder.Report(pool.Fault{Live: live, Kind: kind, At: now})
+			r.pool.holder.Report(pool.Fault{Live: r.held.Live(), Kind: kind, At: now})
 		}
+		r.leave(end, now, end.Answered && end.Details == "", flowcontrol.Finished, v)
 	}
 }
 
@@ -489,22 +489,25 @@ func (r *Request) cancelled(v *Verdict) {
 	}
 }
 
-// classify tells from Envoy's response_code_details whether an endpoint failed.
+// classify tells from Envoy's response_code_details whether an endpoint failed,
+// before its response began or in it.
 // What the client, a timeout, a circuit breaker or Envoy's own overload caused
 // is no fault.
 func classify(end End) (pool.FaultKind, bool) {
-	const before = "upstream_reset_before_response_started{"
-	if end.Answered || !strings.HasPrefix(end.Details, before) {
-		return 0, false
-	}
-	cause := end.Details[len(before):]
+	const before, after = "upstream_reset_before_response_started{", "upstream_reset_after_response_started{"
+	cause, early := strings.CutPrefix(end.Details, before)
+	cause, late := strings.CutPrefix(cause, after)
 	switch {
+	case !early && !late, early == end.Answered:
+		return 0, false
 	case strings.HasPrefix(cause, "overflow"), strings.HasPrefix(cause, "overload_manager"),
 		strings.HasPrefix(cause, "local_reset"), strings.HasPrefix(cause, "local_refused_stream_reset"):
 		return 0, false
 	case strings.HasPrefix(cause, "remote_connection_failure"), strings.HasPrefix(cause, "local_connection_failure"),
 		strings.HasPrefix(cause, "connection_timeout"), strings.HasPrefix(cause, "connection_failure"):
 		return pool.FaultConnect, true
+	case late:
+		return pool.FaultCut, true
 	default:
 		return pool.FaultReset, true
 	}

@@ -3,6 +3,7 @@ package filter
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -117,7 +118,7 @@ func TestReleasedOnce(t *testing.T) {
 		{"reset by the client before the response", End{Details: "downstream_remote_disconnect"}, ""},
 		{"reset by the client in the response", End{Answered: true, Details: "downstream_remote_disconnect", FirstByte: time.Second}, ""},
 		{"reset by the upstream before the response", End{Details: "upstream_reset_before_response_started{connection_termination}"}, "reset"},
-		{"reset by the upstream in the response", End{Answered: true, Details: "upstream_reset_after_response_started{connection_termination}"}, ""},
+		{"reset by the upstream in the response", End{Answered: true, Details: "upstream_reset_after_response_started{connection_termination}"}, "cut"},
 		{"refused", End{Details: "upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}"}, "connect"},
 		{"timeout", End{Details: "response_timeout"}, ""},
 		{"another filter's reply", End{Details: "ext_authz_denied"}, ""},
@@ -139,7 +140,7 @@ func TestReleasedOnce(t *testing.T) {
 			t.Errorf("%s: load %d", c.name, n)
 		}
 		faults := w.pool("default").holder.Faults()
-		for _, kind := range []string{"reset", "connect"} {
+		for _, kind := range []string{"reset", "connect", "cut"} {
 			if n := w.counterValue(t, "shunt_endpoint_faults_total", "kind", kind); (n == 1) != (c.kind == kind) {
 				t.Errorf("%s: %v %s faults", c.name, n, kind)
 			}
@@ -149,7 +150,7 @@ func TestReleasedOnce(t *testing.T) {
 			t.Errorf("%s: %d faults reported", c.name, len(faults))
 		case c.kind != "":
 			f := <-faults
-			if f.Live != live || (f.Kind == pool.FaultConnect) != (c.kind == "connect") || !f.At.Equal(w.now()) {
+			if f.Live != live || (f.Kind == pool.FaultConnect) != (c.kind == "connect") || (f.Kind == pool.FaultCut) != (c.kind == "cut") || !live.Doubted(w.now()) || !f.At.Equal(w.now()) {
 				t.Errorf("%s: %+v", c.name, f)
 			}
 		}
@@ -159,50 +160,63 @@ func TestReleasedOnce(t *testing.T) {
 // TestClassify holds Envoy's words: StreamResetReason with underscores, and
 // behind a bar what the transport said.
 func TestClassify(t *testing.T) {
-	const none, reset, connect = "", "reset", "connect"
+	const none, reset, connect, cut = "", "reset", "connect", "cut"
 	before := func(cause string) string { return "upstream_reset_before_response_started{" + cause + "}" }
+	after := func(cause string) string { return "upstream_reset_after_response_started{" + cause + "}" }
+	kinds := map[pool.FaultKind]string{pool.FaultReset: reset, pool.FaultConnect: connect, pool.FaultCut: cut}
+	kindOf := func(end End) string {
+		if kind, fault := classify(end); fault {
+			return kinds[kind]
+		}
+		return none
+	}
 	for details, want := range map[string]string{
-		before("connection_termination"):                                              reset,
-		before("remote_reset"):                                                        reset,
-		before("remote_refused_stream_reset"):                                         reset,
-		before("protocol_error"):                                                      reset,
-		before("http1_premature_upstream_half_close"):                                 reset,
-		before("remote_connection_failure"):                                           connect,
-		before("remote_connection_failure|delayed_connect_error:_Connection_refused"): connect,
+		after("remote_reset"):                         cut,
+		after("connection_termination"):               cut,
+		after("protocol_error"):                       cut,
+		after("local_reset"):                          none,
+		after("overload_manager_reset"):               none,
+		before("connection_termination"):              reset,
+		before("remote_reset"):                        reset,
+		before("remote_refused_stream_reset"):         reset,
+		before("protocol_error"):                      reset,
+		before("http1_premature_upstream_half_close"): reset,
+		before("remote_connection_failure"):           connect,
+		before("remote_connection_failure|delayed_connect_error:_Connection_refused"):                                    connect,
 		before("remote_connection_failure|immediate_connect_error:_Network_is_unreachable|remote_address:10.0.0.1:8000"): connect,
-		before("local_connection_failure"):                    connect,
-		before("connection_timeout"):                          connect,
-		before("connection_failure"):                          connect,
-		before("overflow"):                                    none,
-		before("overload_manager_reset"):                      none,
-		before("local_reset"):                                 none,
-		before("local_refused_stream_reset"):                  none,
-		"upstream_reset_after_response_started{remote_reset}": none,
-		"upstream_reset_before_response_started":              none,
-		"response_timeout":                                    none,
-		"upstream_response_timeout":                           none,
-		"upstream_per_try_timeout":                            none,
-		"stream_idle_timeout":                                 none,
-		"max_duration_timeout":                                none,
-		"downstream_remote_disconnect":                        none,
-		"downstream_local_disconnect(overload)":               none,
-		"http2.remote_reset":                                  none,
-		"no_healthy_upstream":                                 none,
-		"maintenance_mode":                                    none,
-		"via_upstream":                                        none,
-		"shunt_rejected-no-endpoints":                         none,
-		"":                                                    none,
+		before("local_connection_failure"):       connect,
+		before("connection_timeout"):             connect,
+		before("connection_failure"):             connect,
+		before("overflow"):                       none,
+		before("overload_manager_reset"):         none,
+		before("local_reset"):                    none,
+		before("local_refused_stream_reset"):     none,
+		"upstream_reset_before_response_started": none,
+		"response_timeout":                       none,
+		"upstream_response_timeout":              none,
+		"upstream_per_try_timeout":               none,
+		"stream_idle_timeout":                    none,
+		"max_duration_timeout":                   none,
+		"downstream_remote_disconnect":           none,
+		"downstream_local_disconnect(overload)":  none,
+		"http2.remote_reset":                     none,
+		"no_healthy_upstream":                    none,
+		"maintenance_mode":                       none,
+		"via_upstream":                           none,
+		"shunt_rejected-no-endpoints":            none,
+		"":                                       none,
 	} {
-		kind, fault := classify(End{Details: details})
-		got := none
-		if fault {
-			got = map[pool.FaultKind]string{pool.FaultReset: reset, pool.FaultConnect: connect}[kind]
+		began, early, late := strings.HasPrefix(details, "upstream_reset_after"), none, none
+		if began {
+			late = want
+		} else {
+			early = want
 		}
-		if got != want {
-			t.Errorf("%s: %q, want %q", details, got, want)
+		if got := kindOf(End{Details: details}); got != early {
+			t.Errorf("%s, before the response: %q, want %q", details, got, early)
 		}
-		if _, fault := classify(End{Answered: true, Details: details}); fault {
-			t.Errorf("%s: a fault although the endpoint answered", details)
+		if got := kindOf(End{Answered: true, Details: details}); got != late {
+			t.Errorf("%s, in the response: %q, want %q", details, got, late)
 		}
 	}
 }

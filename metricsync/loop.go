@@ -54,7 +54,10 @@ type event struct {
 	list   *listResult
 }
 
-type probeResult struct{ err error }
+type probeResult struct {
+	asked time.Time
+	err   error
+}
 
 type listResult struct {
 	list modelList
@@ -235,7 +238,7 @@ func (s *Syncer) serveLoop(ctx context.Context, e *endpoint, t pool.Target) {
 				return
 			}
 			p.last, p.failed = time.Now(), err != nil
-			s.send(ctx, event{e: e, probe: &probeResult{err}})
+			s.send(ctx, event{e: e, probe: &probeResult{now, err}})
 			continue
 		case listing && !listAt.After(now):
 			e.wantList.Store(false)

@@ -258,6 +258,40 @@ func TestConnectFaultProbesAtOnce(t *testing.T) {
 	})
 }
 
+// TestDoubt: a fault is followed by a probe, of whatever kind it was, and by a
+// second one if need be; an answer is published for those that wait.
+func TestDoubt(t *testing.T) {
+	bubble(t, 1, Config{Interval: time.Minute, StaleAfter: time.Hour}, func(w *world) {
+		e := w.engines[addrOf(1)]
+		w.begin(labelled("m"))
+		for _, kind := range []pool.FaultKind{pool.FaultReset, pool.FaultConnect, pool.FaultCut} {
+			seq := w.holder.Load().Seq
+			w.holder.Report(pool.Fault{Live: w.live(1), Kind: kind, At: time.Now()})
+			if !w.live(1).Doubted(time.Now()) {
+				t.Fatal("not doubted")
+			}
+			w.pass(probeGap + publishGap)
+			if w.live(1).Doubted(time.Now()) || w.holder.Load().Seq == seq {
+				t.Errorf("kind %d: it answered, and nobody was told", kind)
+			}
+			w.want("up 1 m")
+		}
+		e.set(func() { e.down = true })
+		w.holder.Report(pool.Fault{Live: w.live(1), Kind: pool.FaultCut, At: time.Now()})
+		w.pass(2*probeGap + publishGap)
+		w.want("down 1 m")
+		if !w.live(1).Doubted(time.Now()) {
+			t.Error("trusted without an answer")
+		}
+		e.set(func() { e.down = false })
+		w.pass(time.Minute + publishGap)
+		w.want("up 1 m")
+		if w.live(1).Doubted(time.Now()) {
+			t.Error("ready and doubted")
+		}
+	})
+}
+
 func TestModelLists(t *testing.T) {
 	cfg := Config{Discover: true, ModelMemory: 10 * time.Minute, Known: []KnownModel{{Name: "a", Adapters: []string{"a-lora"}}, {Name: "k"}}}
 	bubble(t, 1, cfg, func(w *world) {

@@ -306,16 +306,32 @@ func (s *Syncer) handle(ev event, now time.Time) {
 		}
 		s.scraped(e, ev.scrape, now)
 	case ev.probe != nil:
-		if e.cause = ev.probe.err; e.cause == nil {
-			e.readiness.Answered()
-		} else {
-			e.readiness.Failed()
-		}
+		s.probed(e, ev.probe, now)
 	case ev.list != nil:
 		s.listed(e, ev.list, now)
 	}
 	s.settle(e, now)
 	if e.shape(s.cfg.Load()) != e.shown {
+		s.dirty = true
+	}
+}
+
+func (s *Syncer) probed(e *endpoint, p *probeResult, now time.Time) {
+	if e.cause = p.err; e.cause == nil {
+		e.readiness.Answered()
+		s.trust(e, p.asked)
+		return
+	}
+	e.readiness.Failed()
+	if e.readiness.Ready() && e.live.Doubted(now) {
+		e.askProbe() // nothing is sent there until it is known
+	}
+}
+
+// trust ends the doubt in an endpoint that answered. What waits for it is told by
+// the snapshot.
+func (s *Syncer) trust(e *endpoint, asked time.Time) {
+	if e.live.Trust(asked) {
 		s.dirty = true
 	}
 }
@@ -386,9 +402,6 @@ func few(names []string) string {
 
 // fault takes in a failed request.
 func (s *Syncer) fault(f pool.Fault, now time.Time) {
-	if f.Live == nil {
-		return
-	}
 	addr, err := netip.ParseAddrPort(f.Live.Addr)
 	if err != nil {
 		return
@@ -397,15 +410,11 @@ func (s *Syncer) fault(f pool.Fault, now time.Time) {
 	if e == nil || e.live != f.Live {
 		return // a former incarnation's
 	}
-	switch f.Kind {
-	case pool.FaultConnect:
-		e.askProbe()
-	case pool.FaultReset:
-		if e.setAside.Reset(now) {
-			e.aside, s.dirty = true, true
-			s.dueBy(e.setAside.Until())
-			s.logf(levelWarn, "endpoint %s is set aside for %s: it reset 3 requests within 10s", e.name(), e.setAside.Until().Sub(now))
-		}
+	e.askProbe()
+	if f.Kind == pool.FaultReset && e.setAside.Reset(now) {
+		e.aside, s.dirty = true, true
+		s.dueBy(e.setAside.Until())
+		s.logf(levelWarn, "endpoint %s is set aside for %s: it reset 3 requests within 10s", e.name(), e.setAside.Until().Sub(now))
 	}
 }
 
@@ -423,6 +432,7 @@ func (s *Syncer) settle(e *endpoint, now time.Time) {
 	s.dirty = true
 	if e.wasReady = ready; ready {
 		e.readySince = now
+		s.trust(e, now)
 		s.logf(levelInfo, "endpoint %s is ready", e.name())
 	} else {
 		s.logf(levelWarn, "endpoint %s is not ready: %s", e.name(), why)

@@ -5,6 +5,9 @@ import "time"
 // Guards are rules around every policy: they take candidates out before it
 // ranks them. One that would leave no candidate is ignored.
 type Guards struct {
+	// Doubted leaves out endpoints that failed a request and have not answered
+	// since.
+	Doubted bool
 	// Wedged leaves out endpoints with work and without a sign of life.
 	Wedged bool
 	// Pushback lowers the share of an endpoint that answered 429 or 503 in the last
@@ -25,7 +28,8 @@ type Guard uint8
 
 // The guards, in the order in which they are asked.
 const (
-	GuardWedged Guard = iota
+	GuardDoubted Guard = iota
+	GuardWedged
 	GuardOverload
 	GuardPushback
 	GuardSlowStart
@@ -38,6 +42,8 @@ const (
 // String returns the name in explain and in metrics.
 func (g Guard) String() string {
 	switch g {
+	case GuardDoubted:
+		return "doubted"
 	case GuardWedged:
 		return "wedged"
 	case GuardOverload:
@@ -77,13 +83,16 @@ func (w *pick) guard() {
 	in := &w.in
 	w.cand, w.guards, w.hits = in.Candidates, 0, w.hits[:0]
 	g, s := in.Guards, in.Snapshot
-	if !g.OverloadVeto && (!g.Wedged && !g.Pushback || !s.Troubled(in.Candidates, in.Now)) {
+	if !g.OverloadVeto && (!g.Doubted && !g.Wedged && !g.Pushback || !s.Troubled(in.Candidates, in.Now)) {
 		return
 	}
 	found := GuardSet(0)
 	for k, i := range in.Candidates {
 		hit := GuardSet(0)
 		live := s.Live(i)
+		if g.Doubted && live.Doubted(in.Now) {
+			hit |= 1 << GuardDoubted
+		}
 		if g.Wedged && live.Wedged(in.Now) {
 			hit |= 1 << GuardWedged
 		}

@@ -132,7 +132,7 @@ func (sc *scenario) fail(format string, args ...any) {
 //	endpoint NAME key=value …          endpoints N key=value … makes many
 //	request prompt=N blocks=N …
 //	request … ttft=200ms tpot=20ms     and admission prefer | only
-//	guards wedged pushback overload warm-up slow-start=10s
+//	guards doubted wedged pushback overload warm-up slow-start=10s
 //	profile model=m hardware=h100 PROMPT/OUTPUT=CAPACITY …
 func (sc *scenario) line(line string) {
 	words := strings.Fields(line)
@@ -196,6 +196,8 @@ func (sc *scenario) line(line string) {
 		for _, word := range words[1:] {
 			g := &sc.world.guards
 			switch key, value, _ := strings.Cut(word, "="); key {
+			case "doubted":
+				g.Doubted = true
 			case "wedged":
 				g.Wedged = true
 			case "pushback":
@@ -267,7 +269,7 @@ func (sc *scenario) endpoint(name string, words []string, number int) endpointSp
 	}
 	durations := map[string]*time.Duration{"age": &e.age, "ready": &e.ready, "pace": &e.pace}
 	lists := map[string]*[]string{"lora-running": &e.running, "lora-waiting": &e.waiting}
-	bools := map[string]*bool{"wedged": &e.wedged, "pushed-back": &e.pushedBack}
+	bools := map[string]*bool{"wedged": &e.wedged, "pushed-back": &e.pushedBack, "doubted": &e.doubted}
 	metrics := map[string]pool.Metric{
 		"kv": pool.KVCacheUsagePerc, "waiting": pool.NumRequestsWaiting, "running": pool.NumRequestsRunning,
 		"utilization": pool.EngineUtilization, "queue-time": pool.RequestQueueTime, "prefill-time": pool.RequestPrefillTime,

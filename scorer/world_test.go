@@ -34,6 +34,7 @@ type endpointSpec struct {
 	hardware   string
 	wedged     bool
 	pushedBack bool
+	doubted    bool
 	ready      time.Duration // for how long; 0: for ever
 }
 
@@ -172,6 +173,9 @@ func (spec *endpointSpec) load(tb testing.TB, l *pool.Live) {
 	}
 	if spec.pushedBack {
 		l.Pushback(now)
+	}
+	if spec.doubted {
+		l.Doubt(now)
 	}
 	if spec.inFlight == 0 && (spec.prefill != 0 || spec.tokens != 0 || spec.cost != 0) {
 		tb.Fatalf("%s has load and nothing in flight", spec.name)

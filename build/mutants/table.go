@@ -100,6 +100,7 @@ func mutants() []mutant {
 	weigh("weights", "the mean of a part", "total[k] += mean\n\t\t\tcase v <= n.from", "total[k] += 0 * mean\n\t\t\tcase v <= n.from")
 	weigh("weights", "weigh", "total[k] += weight * ((n.from - v) * n.per)", "total[k] += (n.from - v) * n.per")
 	weigh("weights", "all equal is 1", "n.equal, n.mean = true, float64(count)/float64(count+infinite)", "n.equal, n.mean = false, 0")
+	guard("doubted", "is left out", "if g.Doubted && live.Doubted(in.Now) {", "if false {")
 	guard("wedged", "is left out", "if g.Wedged && live.Wedged(in.Now) {", "if false {")
 	guard("overload-veto", "is left out", "if g.OverloadVeto && s.Overloaded(i, in.Now) {", "if false {")
 	guard("pushback", "a smaller share", "pushbackPasses, pushbackOf = 1, 4", "pushbackPasses, pushbackOf = 4, 4")

@@ -98,7 +98,7 @@ func TestDefaults(t *testing.T) {
 		Paths:      Paths{Prefixes: []string{"/openai"}, Unknown: "route"},
 		Models:     Models{Discover: true, List: true, Memory: 10 * time.Minute, NotFoundStatus: 400},
 		Policy:     Policy{Text: "least-request"},
-		Guards:     Guards{Wedged: true, Pushback: true, WarmUp: "auto"},
+		Guards:     Guards{Doubted: true, Wedged: true, Pushback: true, WarmUp: "auto"},
 		SlowStart:  10 * time.Second,
 		Scrape:     Scrape{Interval: time.Second, Timeout: time.Second, StaleAfter: 5 * time.Second, MaxBytes: 16 << 20, Jitter: 1, MaxBackOff: 30 * time.Second},
 		Prometheus: Prometheus{Interval: 15 * time.Second, Timeout: 2 * time.Second, Labels: PrometheusLabels{Instance: "instance", Model: "model_name"}},

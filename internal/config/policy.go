@@ -61,6 +61,11 @@ func (p *Policy) parts() []scorer.Part {
 // Guards are rules around every policy. They take endpoints out before it ranks
 // them; one that would leave none is ignored.
 type Guards struct {
+	// Doubted sends no new request to an endpoint to which one could not connect,
+	// or that broke one off, until a probe of its serving port was answered: some
+	// milliseconds, 10s at most. Default: true.
+	Doubted bool `json:"doubted,omitempty" default:"true"`
+
 	// Wedged sends no new request to an endpoint that has work in flight and has
 	// shown no token and no completion for 3s, and 2ms more for each prompt token it
 	// has to read. Default: true.

@@ -57,7 +57,7 @@ func BenchmarkAdmit(b *testing.B) {
 					if w.ctl.Waiting() > 0 {
 						b.Error("somebody waits")
 					}
-					if view := w.config.Detector.View(w.snap, now); view.Full(i, 1) {
+					if view := w.config.Detector.View(w.snap, now); !view.Open(i, 1) {
 						b.Error("it is full")
 					}
 				}

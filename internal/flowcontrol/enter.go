@@ -1,6 +1,7 @@
 package flowcontrol
 
 import (
+	"slices"
 	"time"
 )
 
@@ -88,7 +89,7 @@ func (c *Controller) enterLocked(w *Waiter, request Wakeable, ask *Ask, woken *w
 		if ln.empty && c.config.EmptyPoolTTL == 0 && !again {
 			return Empty, 0
 		}
-		if view.Any(ln.index) {
+		if slices.ContainsFunc(ln.index, func(i int32) bool { return view.Open(i, 0) }) {
 			return Pass, 0
 		}
 	} else if ln.empty && c.config.EmptyPoolTTL == 0 && !again {

@@ -275,7 +275,7 @@ func (d *deciding) victim(priority int, useful map[*pool.Live]bool) *Flight {
 // full takes more with its next reading, and what the last eviction brought is
 // known with it.
 func (d *deciding) helps(i int32) bool {
-	if !d.view.Full(i, 0) {
+	if !d.view.Full(i, 0) || d.view.Doubted(i) {
 		return false
 	}
 	if d.view.d.Saturation != Utilization || d.view.Unknown(i) {

@@ -148,7 +148,7 @@ func (r *fake) pick() (best *pool.Live) {
 	view := r.w.config.Detector.View(r.w.snap, r.w.clock)
 	for _, i := range candidates(r.w.snap, r.ask.Model, "") {
 		live := r.w.snap.Endpoints[i].Live
-		if r.w.config.Enabled && view.Full(i, 0) {
+		if r.w.config.Enabled && !view.Open(i, 0) {
 			continue
 		}
 		if best == nil || live.InFlight() < best.InFlight() {

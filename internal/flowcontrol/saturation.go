@@ -3,6 +3,7 @@ package flowcontrol
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/shuntproxy/shunt/internal/pool"
@@ -49,13 +50,14 @@ type Detector struct {
 type View struct {
 	d       *Detector
 	s       *pool.Snapshot
+	now     time.Time
 	waiting pool.Readings
 	kv      pool.Readings
 }
 
 // View makes the detector ready to judge.
 func (d *Detector) View(s *pool.Snapshot, now time.Time) View {
-	v := View{d: d, s: s}
+	v := View{d: d, s: s, now: now}
 	if d.Saturation == Utilization {
 		v.waiting = s.Readings(pool.NumRequestsWaiting, now)
 		v.kv = s.Readings(pool.KVCacheUsagePerc, now)
@@ -92,13 +94,16 @@ func (v *View) Unknown(i int32) bool {
 
 // Any reports whether one of candidates is not full.
 func (v *View) Any(candidates []int32) bool {
-	for _, i := range candidates {
-		if !v.Full(i, 0) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(candidates, func(i int32) bool { return !v.Full(i, 0) })
 }
+
+// Open reports whether the endpoint at a position may take a request that could
+// wait: it is not full, and not doubted. One that is may have died, and whoever
+// was sent there in place of those that it failed would fail too.
+func (v *View) Open(i int32, own int64) bool { return !v.Full(i, own) && !v.Doubted(i) }
+
+// Doubted reports whether the endpoint at a position is.
+func (v *View) Doubted(i int32) bool { return v.s.Live(i).Doubted(v.now) }
 
 // reported is the ratio by the engine's own readings, of those it has.
 func (v *View) reported(i int32) (ratio float64, known bool) {
@@ -140,9 +145,12 @@ type since struct {
 // sent may double from one reading to the next. And it is no more than what the
 // KV cache has place for, if each request takes as much as those that run now,
 // but at least one. Each request sent since takes one of it, each that ended
-// gives one back.
+// gives one back. A doubted endpoint has none.
 func (v *View) room(i int32, known *since) int64 {
 	live := v.s.Live(i)
+	if live.Doubted(v.now) {
+		return 0
+	}
 	flying := live.InFlight()
 	if v.d.Saturation == Utilization {
 		if ratio, reported := v.reported(i); reported {

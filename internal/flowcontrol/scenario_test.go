@@ -25,6 +25,7 @@ var update = flag.Bool("update", false, "rewrite the expected output of scenario
 //	scrape NAME [waiting=N] [kv=F] [running=N]   a new reading
 //	arrive NAME [KEY=VALUE ...]      a request; A..B in the name is several
 //	finish NAME ...                  the answer ends, or the client leaves the queue
+//	doubt NAME, trust NAME           an endpoint had a fault; it answered
 //	sends NAME ...                   its engine sends something: a late one that was asked to ends
 //	advance DURATION
 //	drain, undrain
@@ -120,6 +121,11 @@ func (w *world) command(name string, args []string) error {
 			}
 			w.finish(n)
 		}
+	case "doubt":
+		w.live[args[0]].Doubt(w.clock)
+	case "trust":
+		w.live[args[0]].Trust(w.clock)
+		w.publish() // as the pool's writer does
 	case "sends":
 		for _, n := range args {
 			w.requests[n].evicted()

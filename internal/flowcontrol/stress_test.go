@@ -82,7 +82,7 @@ func (r *stressed) decide(hold *pool.Live) {
 	var with []*pool.Live
 	for _, i := range candidates(snap, r.ask.Model, "") {
 		live := snap.Endpoints[i].Live
-		if live == hold || !view.Full(i, 0) {
+		if live == hold || view.Open(i, 0) {
 			with = append(with, live)
 		}
 	}
@@ -229,6 +229,9 @@ func TestStress(t *testing.T) {
 		var list []pool.Endpoint
 		var read []*pool.Metrics
 		for i, live := range lives {
+			if live.Trust(s.now()); rng.IntN(8) == 0 {
+				live.Doubt(s.now())
+			}
 			if rng.IntN(4) == 0 {
 				continue
 			}

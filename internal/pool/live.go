@@ -29,7 +29,7 @@ type Live struct {
 	prefill     atomic.Int64  // uncached prompt tokens whose first token is not back yet
 	cost        atomic.Int64  // normalised load, in units of costUnit
 	sign        atomic.Int64  // Stamp of the last sign of life
-	pushedBack  atomic.Int64  // Stamp until which it has pushed back
+	trouble     atomic.Int64  // Stamp from which on it neither has pushed back nor is doubted
 	outputRate  atomic.Uint64 // float64, tokens per second
 	prefillRate atomic.Uint64 // float64, tokens per second
 
@@ -37,7 +37,9 @@ type Live struct {
 	talking     atomic.Int64 // requests in flight whose tokens are seen as they come
 	windowTok   atomic.Int64 // output tokens not yet in outputRate
 	windowStart atomic.Int64 // Stamp
-	_           [32]byte
+	pushedBack  atomic.Int64 // Stamp until which it has pushed back
+	doubted     atomic.Int64 // Stamp of the last fault since which it has not answered, 0 for none
+	_           [16]byte
 
 	learned learned
 }
@@ -61,8 +63,6 @@ const (
 	// signStep is how often a sign of life is written down at most: streams of
 	// one endpoint on many workers would fight for its cache line.
 	signStep = 20 * time.Millisecond
-	// pushbackSpan is for how long a 429 or 503 lowers an endpoint's share.
-	pushbackSpan = time.Second
 )
 
 // Load is what one request puts on an endpoint.
@@ -125,13 +125,6 @@ func (l *Live) Wedged(now time.Time) bool {
 	}
 	return silence > int64(bound)
 }
-
-// Pushback records that the endpoint refused a request for want of room: 429 or
-// 503. It is no fault.
-func (l *Live) Pushback(now time.Time) { l.pushedBack.Store(Stamp(now.Add(pushbackSpan))) }
-
-// PushedBack reports whether the endpoint pushed back a moment ago.
-func (l *Live) PushedBack(now time.Time) bool { return l.pushedBack.Load() > Stamp(now) }
 
 // TryReserve takes one slot if the in-flight count still is what the pick saw,
 // and reports whether it did. Of two workers that saw the same least loaded
@@ -359,13 +352,15 @@ func average(rate *atomic.Uint64, x, weight float64) {
 // FaultKind is a way in which an endpoint failed a request.
 type FaultKind uint8
 
-// The faults that count against an endpoint.
+// The faults. All make an endpoint doubted and its serving port asked at once.
 const (
 	// FaultReset is a reset before response headers that neither the client
-	// nor a timeout caused.
+	// nor a timeout caused. It counts towards setting the endpoint aside.
 	FaultReset FaultKind = iota
 	// FaultConnect is a request that could not connect.
 	FaultConnect
+	// FaultCut is a response that the endpoint broke off.
+	FaultCut
 )
 
 // Fault is one failure of an endpoint, seen by the request path.

@@ -167,17 +167,6 @@ func TestWedged(t *testing.T) {
 	}
 }
 
-func TestPushback(t *testing.T) {
-	var l Live
-	if l.PushedBack(start) {
-		t.Error("at first")
-	}
-	l.Pushback(start)
-	if !l.PushedBack(start) || !l.PushedBack(start.Add(999*time.Millisecond)) || l.PushedBack(start.Add(time.Second)) {
-		t.Error("not for a second")
-	}
-}
-
 var escape []*Live // so that they are on the heap
 
 // TestPrefillRateIsOfAllTokens: small prompts, which wait for the running batch, do
@@ -270,11 +259,5 @@ func TestHolder(t *testing.T) {
 	h.Publish(s)
 	if h.Load() != s {
 		t.Error("not what was published")
-	}
-	for range faultQueue + 3 {
-		h.Report(Fault{Kind: FaultConnect, At: time.Unix(1, 0)})
-	}
-	if h.DroppedFaults() != 3 || len(h.Faults()) != faultQueue {
-		t.Errorf("dropped %d, kept %d", h.DroppedFaults(), len(h.Faults()))
 	}
 }

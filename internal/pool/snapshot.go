@@ -505,9 +505,14 @@ func (h *Holder) Publish(s *Snapshot) {
 	h.current.Store(s)
 }
 
-// Report tells the writer of a fault. It never blocks: a fault over the
-// queue's bound is dropped and counted.
+// Report tells the writer of a fault, after which the endpoint is doubted. It
+// never blocks: a fault over the queue's bound is dropped and counted, and those
+// in the queue are of the same outage.
 func (h *Holder) Report(f Fault) {
+	if f.Live == nil {
+		return
+	}
+	f.Live.Doubt(f.At)
 	select {
 	case h.faults <- f:
 	default:

@@ -172,14 +172,14 @@ func (a *Adapters) At(i int32) AdapterState {
 	}
 }
 
-// Troubled reports whether any endpoint at these positions may be wedged, or has
-// pushed back: most often none has, and this is the quick way to know.
+// Troubled reports whether any endpoint at these positions may be wedged, doubted,
+// or have pushed back: most often none is, and this is the quick way to know.
 func (s *Snapshot) Troubled(positions []int32, now time.Time) bool {
 	lives, at := s.standing.lives, Stamp(now)
 	silent := at - int64(wedgedAfter)
 	for _, i := range positions {
 		l := lives[i]
-		if l.pushedBack.Load() > at || l.sign.Load() < silent && l.inFlight.Load() != 0 {
+		if l.trouble.Load() > at || l.sign.Load() < silent && l.inFlight.Load() != 0 {
 			return true
 		}
 	}

@@ -125,4 +125,9 @@ func TestTroubled(t *testing.T) {
 	if !s.Troubled(all, at) || s.Troubled(all[:2], at) || s.Troubled(all, at.Add(time.Second)) {
 		t.Error("pushback")
 	}
+	s.Live(0).Doubt(at)
+	s.Live(0).Pushback(at)
+	if !s.Troubled(all[:1], at.Add(5*time.Second)) || s.Troubled(all, at.Add(doubtSpan)) {
+		t.Error("doubt")
+	}
 }
