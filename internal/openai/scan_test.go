@@ -268,6 +268,20 @@ func TestScanAgainstEncodingJSON(t *testing.T) {
 	}
 }
 
+// TestTextThatBreaksOff: a body that is broken inside its text says the same of
+// it however it is cut, and with a sink as without.
+func TestTextThatBreaksOff(t *testing.T) {
+	for _, before := range []string{"", "x", `\n`, `\ud800`, `x\ud800`, `\ud800\ud800`, `\udc00`, `\ud83d\ude00`, `\u00e9`, `\n\ud800`} {
+		for _, broken := range []string{"\x17", "\n", `\q`, `\u12x`, `\ud8`, `\`, "", "y\x17", `\t` + "\x17", `\udc0x`} {
+			body := `{"model":"m","messages":[{"role":"user","content":"` + before + broken
+			if got := scan(endpoint("chat/completions"), []byte(body)); got.code != CodeInvalidJSON {
+				t.Errorf("%q: %+v", body, got)
+			}
+			everySplit(t, endpoint("chat/completions"), body)
+		}
+	}
+}
+
 func TestScanReuse(t *testing.T) {
 	g := &generator{Rand: rand.New(rand.NewPCG(3, 4))}
 	var s Scan
@@ -335,6 +349,7 @@ func FuzzScan(f *testing.F) {
 	}
 	f.Add([]byte("\xef\xbb\xbf{\"model\":\"m\"}"), uint64(0), false)
 	f.Add([]byte(`{"a":-0.1e+5,"b":[true,false,null]}`), uint64(0), false)
+	f.Add([]byte("{\"messages\":[{\"content\":\"x\\ud800\x17"), uint64(0), false)
 	f.Fuzz(func(t *testing.T, body []byte, seed uint64, completions bool) {
 		e := endpoint("chat/completions")
 		if completions {

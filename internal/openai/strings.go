@@ -166,6 +166,9 @@ func (m *machine) size(p []byte, i int) int {
 			}
 			return j + 1
 		case c != '\\':
+			if m.mode == modeText {
+				m.flushHigh() // as copyText does
+			}
 			m.fail(faultControl, j, c)
 			return j
 		}
