@@ -2,6 +2,7 @@ package filter
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -349,4 +350,27 @@ func objectives(cfg *config.Config) map[string]*config.Objective {
 		m[cfg.Objectives[i].Name] = &cfg.Objectives[i]
 	}
 	return m
+}
+
+// control applies a validated configuration to the pool's flow control.
+func (p *Pool) control(cfg *config.Config) {
+	flow, err := cfg.FlowControl.Compile()
+	if err != nil {
+		return
+	}
+	flow.Priorities = priorities(cfg)
+	p.flow.Apply(flow)
+}
+
+// priorities are 0 and those that a configuration names.
+func priorities(cfg *config.Config) []int {
+	list := []int{0}
+	for i := range cfg.Objectives {
+		list = append(list, cfg.Objectives[i].Priority)
+	}
+	for i := range cfg.FlowControl.Bands {
+		list = append(list, cfg.FlowControl.Bands[i].Priority)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
 }

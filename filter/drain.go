@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"sync/atomic"
 	"time"
 )
@@ -166,8 +167,18 @@ func (rt *Runtime) drainHandlers(mux *http.ServeMux) {
 	mux.HandleFunc("GET /drain", func(w http.ResponseWriter, _ *http.Request) { status(w) })
 	mux.HandleFunc("POST /drain", changing(func(w http.ResponseWriter, r *http.Request) {
 		grace := rt.configuredGrace()
-		if text := r.URL.Query().Get("grace"); text != "" {
-			var err error
+		query, err := url.ParseQuery(r.URL.RawQuery)
+		if err != nil {
+			http.Error(w, "the query: "+err.Error(), http.StatusBadRequest)
+			return
+		}
+		for name := range query {
+			if name != "grace" {
+				http.Error(w, fmt.Sprintf("unknown parameter %q, valid: grace", name), http.StatusBadRequest)
+				return
+			}
+		}
+		if text := query.Get("grace"); text != "" {
 			if grace, err = time.ParseDuration(text); err != nil || grace < 0 || grace > time.Hour {
 				http.Error(w, fmt.Sprintf("grace=%s is not a duration from 0s to 1h, such as 15s", text), http.StatusBadRequest)
 				return

@@ -84,6 +84,9 @@ func newMetrics(version string) *metrics {
 		m.malformed[h] = malformed.WithLabelValues(headerNames[h])
 	}
 	m.internalErrors = counter("internal_errors_total", "Faults of shunt's own, by where they were caught.", "where")
+	for _, where := range guarded {
+		m.internalErrors.WithLabelValues(where)
+	}
 	m.reloads = counter("config_reloads_total", "Configurations taken and refused.", "result")
 	m.edsWrites = counter("eds_writes_total", "Versions of the file eds.path that were written, and that could not be.", "result")
 	m.configStale = prometheus.NewGauge(prometheus.GaugeOpts{

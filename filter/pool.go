@@ -111,9 +111,7 @@ func (rt *Runtime) definePoolLocked(p *Pool, def *config.Pool, cfg *config.Confi
 		p.syncer.Apply(scrape)
 	}
 	p.querier.Apply(queryConfig(&cfg.Prometheus))
-	if flow, err := cfg.FlowControl.Compile(); err == nil { // validated before
-		p.flow.Apply(flow)
-	}
+	p.control(cfg)
 	rt.edsLocked(p, cfg)
 	if changed {
 		rt.sourcesLocked(p, def)
@@ -130,9 +128,7 @@ func (rt *Runtime) scratchPools(cfg *config.Config) map[string]*Pool {
 	for _, name := range cfg.Pools.Names() {
 		pools[name] = rt.newPool(name)
 		pools[name].limits.Store(limitsOf(cfg, rt.options.MemoryCgroup))
-		if flow, err := cfg.FlowControl.Compile(); err == nil {
-			pools[name].flow.Apply(flow)
-		}
+		pools[name].control(cfg)
 	}
 	return pools
 }

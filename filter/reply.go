@@ -104,6 +104,12 @@ func (r *Request) reply(status int, code, message, param string, grpc int, v *Ve
 	v.Reply.Body = openai.AppendError(v.Reply.Body, style, status, code, message, param)
 }
 
+// guarded are the methods that guard is deferred by: a series is there before
+// its first fault, or rate() would miss it.
+var guarded = []string{
+	"headers", "body", "more", "too large", "trailers", "resume", "served", "response", "response body", "finish", "wake", "evict", "evicted",
+}
+
 // guard is deferred by every method that a door calls: a panic becomes a reply
 // or, by config, a least-request pick, and a counter. v is nil where nothing
 // can be answered any more.

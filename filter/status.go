@@ -36,8 +36,36 @@ type PoolStatus struct {
 	Sources []SourceStatus `json:"sources"`
 	// Prometheus is the server asked for query-based metrics, null for none.
 	Prometheus *PrometheusStatus `json:"prometheus,omitempty"`
-	Models     []string          `json:"models"`
-	Endpoints  []EndpointStatus  `json:"endpoints"`
+	// FlowControl is what waits, null where it is off.
+	FlowControl *FlowStatus      `json:"flow_control,omitempty"`
+	Models      []string         `json:"models"`
+	Endpoints   []EndpointStatus `json:"endpoints"`
+}
+
+// FlowStatus is a pool's flow control.
+type FlowStatus struct {
+	// Saturation is the mean over the ready endpoints of how full each is, 1 for
+	// full, and Full how many are.
+	Saturation float64 `json:"saturation"`
+	Full       int     `json:"full_endpoints"`
+	// Waiting requests hold Bytes.
+	Waiting int   `json:"waiting_requests"`
+	Bytes   int64 `json:"waiting_bytes"`
+	// Bands are those in use, the highest priority first.
+	Bands []BandStatus `json:"bands"`
+}
+
+// BandStatus is what waits with one priority.
+type BandStatus struct {
+	Priority int `json:"priority"`
+	// Waiting requests of Flows fairness ids; Limit is how many may, 0 for no bound.
+	Waiting int `json:"waiting_requests"`
+	Flows   int `json:"flows"`
+	Limit   int `json:"limit_requests"`
+	// OldestSeconds is how long the first of them has waited, and Pace how many are
+	// dispatched a second.
+	OldestSeconds float64 `json:"oldest_seconds"`
+	Pace          float64 `json:"dispatches_per_second"`
 }
 
 // EndpointStatus is one endpoint. Metrics that are absent or stale are null.
@@ -50,7 +78,9 @@ type EndpointStatus struct {
 	Source   string   `json:"source"`
 	// State is ready, not-ready, set-aside, prefill-only or unknown (not probed
 	// yet).
-	State      string   `json:"state"`
+	State string `json:"state"`
+	// Doubted endpoints had a fault and have not answered since.
+	Doubted    bool     `json:"doubted,omitempty"`
 	Why        string   `json:"why,omitempty"`
 	InFlight   int64    `json:"in_flight"`
 	Picks      uint64   `json:"picks"`
@@ -101,6 +131,7 @@ func (rt *Runtime) poolStatus(p *Pool, now time.Time) PoolStatus {
 	if stats := p.querier.Stats(); stats.Configured {
 		st.Prometheus = prometheusStatus(stats, now)
 	}
+	st.FlowControl = p.flowStatus(now)
 	failing := make(map[netip.AddrPort]string)
 	for es := range p.syncer.Endpoints {
 		if es.Failures > 0 {
@@ -117,7 +148,7 @@ func (rt *Runtime) poolStatus(p *Pool, now time.Time) PoolStatus {
 		}
 		es := EndpointStatus{
 			Endpoint: e.Key, Pod: e.Pod, Model: e.Model, Models: e.Models, Engine: e.Engine.String(), Source: e.Source,
-			State: stateOf(e), Why: e.Why, InFlight: e.Live.InFlight(), Picks: e.Live.Picks(),
+			State: stateOf(e), Why: e.Why, Doubted: e.Live.Doubted(now), InFlight: e.Live.InFlight(), Picks: e.Live.Picks(),
 			MetricsAddress: netip.AddrPortFrom(e.Addr.Addr(), e.MetricPort).String(), MetricsError: failing[e.Addr],
 			Running: read(pool.NumRequestsRunning), Waiting: read(pool.NumRequestsWaiting), KV: read(pool.KVCacheUsagePerc),
 		}
@@ -134,6 +165,22 @@ func (rt *Runtime) poolStatus(p *Pool, now time.Time) PoolStatus {
 			}
 		}
 		st.Endpoints = append(st.Endpoints, es)
+	}
+	return st
+}
+
+func (p *Pool) flowStatus(now time.Time) *FlowStatus {
+	if !p.flow.Enabled() {
+		return nil
+	}
+	state, stats := p.saturation(now), p.flow.Stats()
+	st := &FlowStatus{Saturation: state.Mean, Full: state.Full, Waiting: stats.Requests, Bytes: stats.Bytes, Bands: []BandStatus{}}
+	for i := range stats.Bands {
+		b := &stats.Bands[i]
+		st.Bands = append(st.Bands, BandStatus{
+			Priority: b.Priority, Waiting: b.Requests, Flows: b.Flows, Limit: b.Limit.Requests,
+			OldestSeconds: b.Oldest.Seconds(), Pace: b.Pace,
+		})
 	}
 	return st
 }

@@ -26,7 +26,11 @@ func CheckFlow(cfg *config.Config) (warnings config.Problems) {
 			warn("flowControl.kvThreshold", "has no effect without saturation: utilization")
 		}
 	}
-	if f.Eviction && !mayBeSheddable(cfg) {
+	switch {
+	case !f.Eviction:
+	case !f.Enabled: // no error, so that enabled alone turns it off and on
+		warn("flowControl.eviction", "has no effect without enabled: true")
+	case !mayBeSheddable(cfg):
 		warn("flowControl.eviction", "has no effect without an objective whose priority is below 0: only its requests are ended for others")
 	}
 	if !f.Enabled {

@@ -20,6 +20,7 @@ func TestCheckFlow(t *testing.T) {
 		"thresholds unread":    {"flowControl: {enabled: true, saturation: concurrency, queueThreshold: 2, kvThreshold: 0.5}", []string{"flowControl.queueThreshold: has no effect", "flowControl.kvThreshold: has no effect"}},
 		"thresholds by name":   {"flowControl: {enabled: true, saturation: concurrency, queueThreshold: 5, kvThreshold: 0.8}", nil},
 		"eviction":             {"flowControl: {enabled: true, eviction: true}\nobjectives: [{name: batch, priority: -1}]", nil},
+		"eviction turned off":  {"flowControl: {enabled: false, eviction: true}", []string{"flowControl.eviction: has no effect without enabled: true"}},
 		"eviction of nobody":   {"flowControl: {enabled: true, eviction: true}\nobjectives: [{name: chat, priority: 1}]", []string{"flowControl.eviction: has no effect without an objective whose priority is below 0"}},
 		"shorter":              {"flowControl: {enabled: true, ttl: 9s, bands: [{priority: 1, ttl: 8s}]}\nobjectives: [{name: a, ttl: 9s}]", nil},
 		"longer":               {"flowControl: {enabled: true, ttl: 9s, bands: [{priority: 1, ttl: 10s}]}\nobjectives: [{name: a, ttl: 1m}]", []string{"flowControl.bands[0].ttl: is 10s and has no effect: flowControl.ttl, 9s, is shorter", "objectives[0].ttl: is 1m0s"}},

@@ -226,9 +226,6 @@ func (c *checker) flow(cfg *Config) {
 		inRange(c, at(bound.name), bound.value, 0, 10_000_000)
 	}
 	inRange(c, at("flowLabels"), f.FlowLabels, 0, 10_000)
-	if f.Eviction && !f.Enabled {
-		c.fail(at("eviction"), "has no effect without enabled: true")
-	}
 	seen := map[int]bool{}
 	for i, b := range f.Bands {
 		band := indexPath(at("bands"), i)

@@ -49,6 +49,8 @@ type Config struct {
 	Eviction bool
 	// FlowLabels bounds the flows that have statistics of their own.
 	FlowLabels int
+	// Priorities are those that have statistics before their first request.
+	Priorities []int
 }
 
 // Apply changes the configuration. What waits keeps its place, its time to live
@@ -81,6 +83,13 @@ func (c *Controller) apply(config Config, woken *wakes) {
 	} else if rebuild {
 		c.rebuildLocked()
 	}
+}
+
+// Enabled reports whether the newest configuration lets requests wait.
+func (c *Controller) Enabled() bool {
+	c.room.mu.Lock()
+	defer c.room.mu.Unlock()
+	return c.config.Enabled
 }
 
 // Detector is what endpoints are judged by now.

@@ -72,6 +72,7 @@ func (c *Controller) Stats() Stats {
 	for _, fs := range c.flights {
 		st.Evictions = append(st.Evictions, fs.stats)
 	}
+	c.expectedLocked(&st)
 	for _, f := range c.flowStats {
 		fs := *f
 		fs.Waited = time.Duration(fs.waited)
@@ -79,6 +80,27 @@ func (c *Controller) Stats() Stats {
 	}
 	slices.SortFunc(st.Flows, func(a, b FlowStats) int { return cmp.Compare(a.Name, b.Name) })
 	return st
+}
+
+// expectedLocked adds what is configured and has not happened yet.
+func (c *Controller) expectedLocked(st *Stats) {
+	if !c.config.Enabled {
+		return
+	}
+	for _, priority := range c.config.Priorities {
+		i, found := slices.BinarySearchFunc(st.Bands, priority, func(b BandStats, p int) int { return cmp.Compare(p, b.Priority) })
+		if !found {
+			limit, _ := c.bandConfigLocked(priority)
+			st.Bands = slices.Insert(st.Bands, i, BandStats{Priority: priority, Limit: limit})
+		}
+		if priority >= 0 || !c.config.Eviction {
+			continue
+		}
+		i, found = slices.BinarySearchFunc(st.Evictions, priority, func(e EvictionStats, p int) int { return cmp.Compare(e.Priority, p) })
+		if !found {
+			st.Evictions = slices.Insert(st.Evictions, i, EvictionStats{Priority: priority})
+		}
+	}
 }
 
 func (c *Controller) statsOfLocked(name string) *FlowStats {
