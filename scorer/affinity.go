@@ -11,15 +11,14 @@ import (
 // chosen on affinity: slack over the mean of all candidates, or factor standard
 // deviations over it (of a sample, as AIBrix has it) where that is more. slack
 // keeps a few requests on a quiet pool from counting as an imbalance.
-func bound(inFlight []float64, factor, slack float64) float64 {
-	n, mean := float64(len(inFlight)), 0.0
+func bound(inFlight []int64, factor, slack float64) float64 {
+	n, sum := float64(len(inFlight)), int64(0)
 	for _, v := range inFlight {
-		mean += v
+		sum += v
 	}
-	mean /= n
-	spread := 0.0
+	mean, spread := float64(sum)/n, 0.0
 	for _, v := range inFlight {
-		spread += (v - mean) * (v - mean)
+		spread += (float64(v) - mean) * (float64(v) - mean)
 	}
 	if n > 1 {
 		spread = math.Sqrt(spread / (n - 1))
@@ -37,22 +36,25 @@ func bound(inFlight []float64, factor, slack float64) float64 {
 func (w *pick) prefixCache(pt *part) {
 	factor, slack, byLength, scale := pt.p[0], pt.p[1], pt.p[2], pt.p[3]
 	total := float64(len(w.in.Request.Blocks))
+	w.byRequests = true
+	clear(w.raw)
 	if w.match == nil || total == 0 {
-		w.byRequests = true
-		clear(w.raw)
 		return
 	}
-	w.tie = resize(w.tie, len(w.cand))
-	for k := range w.tie {
-		w.tie[k] = float64(w.flight[k])
-	}
-	bound := bound(w.tie, factor, slack)
-	for k := range w.raw {
-		w.raw[k] = 0
-		if m := float64(w.match[k]); m > 0 && w.tie[k] <= bound {
-			length := min(1, m*w.in.Request.BlockTokens/scale)
-			w.raw[k] = byLength*length*length + (1-byLength)*m/total
+	bound := bound(w.flight, factor, slack)
+	byShare := (1 - byLength) / total
+	perBlock := w.in.Request.BlockTokens / scale
+	raw, flight := w.raw, w.flight[:len(w.raw)]
+	for k, m := range w.match[:len(raw)] {
+		if m == 0 || float64(flight[k]) > bound {
+			continue
 		}
+		v := float64(m) * byShare
+		if byLength > 0 {
+			length := min(1, float64(m)*perBlock)
+			v += byLength * length * length
+		}
+		raw[k] = min(1, v) // which rounding may have passed
 	}
 }
 

@@ -1,6 +1,10 @@
 package scorer
 
-import "time"
+import (
+	"time"
+
+	"github.com/shuntproxy/shunt/internal/pool"
+)
 
 // Guards are rules around every policy: they take candidates out before it
 // ranks them. One that would leave no candidate is ignored.
@@ -83,24 +87,27 @@ func (w *pick) guard() {
 	in := &w.in
 	w.cand, w.guards, w.hits = in.Candidates, 0, w.hits[:0]
 	g, s := in.Guards, in.Snapshot
-	if !g.OverloadVeto && (!g.Doubted && !g.Wedged && !g.Pushback || !s.Troubled(in.Candidates, in.Now)) {
+	troubled := (g.Doubted || g.Wedged || g.Pushback) && s.Troubled(in.Candidates, in.Now)
+	if !troubled && !g.OverloadVeto {
 		return
 	}
-	found := GuardSet(0)
+	found, now := GuardSet(0), pool.Stamp(in.Now)
 	for k, i := range in.Candidates {
 		hit := GuardSet(0)
-		live := s.Live(i)
-		if g.Doubted && live.Doubted(in.Now) {
-			hit |= 1 << GuardDoubted
-		}
-		if g.Wedged && live.Wedged(in.Now) {
-			hit |= 1 << GuardWedged
-		}
 		if g.OverloadVeto && s.Overloaded(i, in.Now) {
 			hit |= 1 << GuardOverload
 		}
-		if g.Pushback && live.PushedBack(in.Now) && below(mix(in.Seed+2*uint64(k)+1), pushbackOf) >= pushbackPasses {
-			hit |= 1 << GuardPushback
+		if troubled {
+			live := s.Live(i)
+			if g.Doubted && live.Doubted(in.Now) {
+				hit |= 1 << GuardDoubted
+			}
+			if g.Wedged && live.Wedged(now) {
+				hit |= 1 << GuardWedged
+			}
+			if g.Pushback && live.PushedBack(in.Now) && below(mix(in.Seed+2*uint64(k)+1), pushbackOf) >= pushbackPasses {
+				hit |= 1 << GuardPushback
+			}
 		}
 		if hit == 0 {
 			continue

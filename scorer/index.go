@@ -17,12 +17,17 @@ import (
 // an endpoint holds the first m blocks of a prompt for some m.
 type Index struct {
 	shards [indexShards]shard
-	stores atomic.Pointer[[]*store] // by slot, nil where there is none
+	roster atomic.Pointer[roster]
 
 	mu     sync.Mutex // of Sync
-	seen   []*pool.Live
 	room   []float64
 	limits Limits
+}
+
+// roster are the endpoints of an Index. It is immutable.
+type roster struct {
+	stores []*store     // by slot, nil where there is none
+	lives  []*pool.Live // of the snapshot that it is of
 }
 
 const (
@@ -49,7 +54,7 @@ func NewIndex() *Index {
 		x.shards[i].table.Store(newTable(minTable))
 		x.shards[i].rows.Store(&[]atomic.Pointer[bitmap]{})
 	}
-	x.stores.Store(&[]*store{})
+	x.roster.Store(&roster{})
 	return x
 }
 
@@ -84,11 +89,12 @@ func (x *Index) Sync(s *pool.Snapshot, l Limits) {
 	lives, room := s.Lives(), s.KVRoom()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if same(lives, x.seen) && same(room, x.room) && l == x.limits {
+	last := x.roster.Load()
+	if same(lives, last.lives) && same(room, x.room) && l == x.limits {
 		return
 	}
-	x.seen, x.room, x.limits = lives, room, l
-	old := *x.stores.Load()
+	x.room, x.limits = room, l
+	old := last.stores
 	size := 0
 	for _, l := range lives {
 		if l.Slot <= maxSlot {
@@ -112,7 +118,7 @@ func (x *Index) Sync(s *pool.Snapshot, l Limits) {
 			x.trim(st, 0) // before another takes its slot
 		}
 	}
-	x.stores.Store(&next)
+	x.roster.Store(&roster{next, lives})
 }
 
 func same[T any](a, b []T) bool {
@@ -128,7 +134,7 @@ func (x *Index) Len(l *pool.Live) int {
 }
 
 func (x *Index) storeOf(l *pool.Live) *store {
-	stores := *x.stores.Load()
+	stores := x.roster.Load().stores
 	if l.Slot <= 0 || l.Slot >= len(stores) || stores[l.Slot] == nil || stores[l.Slot].live != l {
 		return nil
 	}

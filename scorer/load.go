@@ -115,8 +115,8 @@ func (w *pick) packLoad() {
 // request times the tokens of the mean request of all.
 func (w *pick) leastLatency() {
 	s, model, now := w.in.Snapshot, w.in.Request.Model, w.in.Now
-	w.a, w.b, w.c, w.speed = resize(w.a, len(w.cand)), resize(w.b, len(w.cand)), resize(w.c, len(w.cand)), resize(w.speed, len(w.cand))
-	prompt, output, decode, queue := w.a, w.b, w.c, w.speed
+	w.a, w.b, w.c, w.slow = resize(w.a, len(w.cand)), resize(w.b, len(w.cand)), resize(w.c, len(w.cand)), resize(w.slow, len(w.cand))
+	prompt, output, decode, queue := w.a, w.b, w.c, w.slow
 	s.Queried(pool.AvgPromptToksPerReq, model, now).Fill(prompt, w.cand)
 	s.Queried(pool.AvgGenerationToksPerReq, model, now).Fill(output, w.cand)
 	s.ReadingsFor(model, pool.RequestPrefillTime, now).Fill(w.raw, w.cand)

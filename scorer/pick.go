@@ -126,8 +126,9 @@ type pick struct {
 	byRequests bool
 	total      []float64
 	a, b, c    []float64 // of whoever needs them
-	speed      []float64
-	match      []uint32 // matched blocks by position in cand; nil without prefixes
+	todo       []float64 // uncached tokens of the prompt by position in cand, see prompts
+	slow       []float64 // see slowness
+	match      []uint32  // matched blocks by position in cand; nil without prefixes
 	walk       walk
 	matchM     []uint32 // memory for match
 	full       bool
@@ -228,8 +229,9 @@ func (w *pick) choose(seed uint64) Choice {
 	w.notes = nil
 	if w.policy.needs&needLive != 0 {
 		w.flight = resize(w.flight, len(w.cand))
+		flight, lives := w.flight, w.in.Snapshot.Lives()
 		for k, i := range w.cand {
-			w.flight[k] = w.in.Snapshot.Live(i).InFlight()
+			flight[k] = lives[i].InFlight()
 		}
 	}
 	if len(w.policy.parts) == 1 {
@@ -269,24 +271,25 @@ func (w *pick) bestOf(pt *part, seed uint64) int {
 	if kinds[pt.kind].mode == unit {
 		sign = -1
 	}
-	best, ties, lowest := -1, 0, 0.0
+	best, ties, lowest := -1, 0, math.Inf(1)
 	for k, v := range w.raw {
 		v *= sign
-		switch {
-		case v != v:
-		case best < 0 || v < lowest:
+		if !(v <= lowest) { // or it is NaN
+			continue
+		}
+		if best < 0 || v < lowest {
 			best, lowest, ties = k, v, 1
-		case v == lowest:
-			if order := w.breakTie(k, best); order != 0 {
-				if order < 0 {
-					best, ties = k, 1
-				}
-				continue
+			continue
+		}
+		if order := w.breakTie(k, best); order != 0 {
+			if order < 0 {
+				best, ties = k, 1
 			}
-			ties++
-			if seed = mix(seed); below(seed, ties) == 0 {
-				best = k
-			}
+			continue
+		}
+		ties++
+		if seed = mix(seed); below(seed, ties) == 0 {
+			best = k
 		}
 	}
 	return best
@@ -322,118 +325,21 @@ func (w *pick) bestSum(seed uint64) int {
 	if !scored {
 		return -1
 	}
-	best, ties, highest := -1, 0, 0.0
+	best, ties, highest := -1, 0, math.Inf(-1)
 	for k, v := range w.total {
-		switch {
-		case best < 0 || v > highest:
+		if !(v >= highest) {
+			continue
+		}
+		if best < 0 || v > highest {
 			best, highest, ties = k, v, 1
-		case v == highest:
-			ties++
-			if seed = mix(seed); below(seed, ties) == 0 {
-				best = k
-			}
+			continue
+		}
+		ties++
+		if seed = mix(seed); below(seed, ties) == 0 {
+			best = k
 		}
 	}
 	return best
-}
-
-// scale maps the raw values of a part to scores.
-type scale struct {
-	from, per float64 // score = (from - raw) * per, or raw itself where per is 0
-	equal     bool    // all that have a value have the same: 1
-	mean      float64 // the score of an endpoint without a value
-}
-
-// scale finds the scale of the part's values in w.raw; ok is false where none
-// has one. An infinite value scores 0 and takes no part in the range.
-func (w *pick) scale(pt *part) (n scale, ok bool) {
-	if kinds[pt.kind].mode == unit {
-		sum, count := 0.0, 0
-		for _, v := range w.raw {
-			if v == v {
-				sum += min(1, max(0, v))
-				count++
-			}
-		}
-		if count == 0 {
-			return n, false
-		}
-		n.mean = sum / float64(count)
-		return n, true
-	}
-	low, high, sum := math.Inf(1), math.Inf(-1), 0.0
-	count, infinite := 0, 0
-	for _, v := range w.raw {
-		switch {
-		case v != v:
-		case v == math.Inf(1):
-			infinite++
-		default:
-			low, high = min(low, v), max(high, v)
-			sum += v
-			count++
-		}
-	}
-	switch {
-	case count+infinite == 0:
-		return n, false
-	case count == 0: // all are as bad as can be
-		n.equal, n.mean = true, 1
-	case low == high:
-		n.equal, n.mean = true, float64(count)/float64(count+infinite)
-		n.from = high
-	default:
-		n.from, n.per = high, 1/(high-low)
-		n.mean = (high*float64(count) - sum) * n.per / float64(count+infinite)
-	}
-	return n, true
-}
-
-// of returns the score of a raw value.
-func (n scale) of(v float64) float64 {
-	switch {
-	case v != v:
-		return n.mean
-	case n.equal:
-		if v == math.Inf(1) && n.mean < 1 {
-			return 0
-		}
-		return 1
-	case n.per == 0:
-		return min(1, max(0, v))
-	case v == math.Inf(1):
-		return 0
-	default:
-		return (n.from - v) * n.per
-	}
-}
-
-// add adds the weighted scores of raw values to total.
-func (n scale) add(total, raw []float64, weight float64) {
-	total = total[:len(raw)]
-	switch mean := weight * n.mean; {
-	case n.equal:
-		for k, v := range raw {
-			total[k] += weight * n.of(v)
-		}
-	case n.per == 0:
-		for k, v := range raw {
-			if v != v {
-				total[k] += mean
-			} else {
-				total[k] += weight * min(1, max(0, v))
-			}
-		}
-	default:
-		for k, v := range raw {
-			switch {
-			case v != v:
-				total[k] += mean
-			case v <= n.from:
-				total[k] += weight * ((n.from - v) * n.per)
-			}
-		}
-	}
 }
 
 // score fills w.raw with the part's values, none where an endpoint can't be
@@ -461,8 +367,11 @@ func (w *pick) score(pt *part, seed uint64) {
 		w.reading(pool.KVCacheUsagePerc)
 	case kindKVCache:
 		w.reading(pool.KVCacheUsagePerc)
-		for k := range w.raw {
-			w.raw[k] = 1 - w.raw[k]
+		for k, v := range w.raw {
+			if v > 1 { // and never below 0
+				v = 1
+			}
+			w.raw[k] = 1 - v
 		}
 	case kindQueue:
 		w.reading(pool.NumRequestsWaiting)

@@ -11,68 +11,111 @@ import (
 // an endpoint, P those sent to it whose first token is not back yet, R its
 // requests in flight and k the share of its KV cache in use.
 
-// uncached is U.
-func (w *pick) uncached(k int) float64 { return float64(w.in.Request.Prompt - w.cached(k)) }
+// prompts fills w.todo with U of each candidate, that is the prompt less cached.
+func (w *pick) prompts() {
+	w.todo = resize(w.todo, len(w.cand))
+	todo, prompt, blockTokens := w.todo, w.in.Request.Prompt, w.in.Request.BlockTokens
+	if w.match == nil {
+		for k := range todo {
+			todo[k] = float64(prompt)
+		}
+		return
+	}
+	for k, m := range w.match[:len(todo)] {
+		cached := int64(0)
+		if m != 0 {
+			cached = max(0, min(int64(float64(m)*blockTokens), prompt-1))
+		}
+		todo[k] = float64(prompt - cached)
+	}
+}
+
+// prefills fills w.raw with P of each candidate and returns their sum.
+func (w *pick) prefills() (sum float64) {
+	raw, lives := w.raw, w.in.Snapshot.Lives()
+	for k, i := range w.cand {
+		v := float64(lives[i].Prefill())
+		raw[k] = v
+		sum += v
+	}
+	return sum
+}
 
 // tokenLoad is llm-d's token-load-scorer: 1 − min(P + U, T)/T.
 func (w *pick) tokenLoad(pt *part) {
 	threshold := pt.p[0]
-	for k := range w.raw {
-		w.raw[k] = 1 - min(float64(w.live(k).Prefill())+w.uncached(k), threshold)/threshold
+	w.prefills()
+	w.prompts()
+	for k, p := range w.raw {
+		v := p + w.todo[k]
+		if v > threshold {
+			v = threshold
+		}
+		w.raw[k] = 1 - v/threshold
 	}
 }
 
-// kvUse is k: from the tokens in flight where the engine says how much room it
-// has, else as scraped, else 0.
-func (w *pick) kvUse(readings pool.Readings, k int) float64 {
-	i := w.cand[k]
-	if room := w.in.Snapshot.KVTokens(i); room > 0 {
-		return min(1, float64(w.live(k).Tokens())/room)
-	}
-	if v, ok := readings.At(i); ok {
-		return min(1, max(0, v))
-	}
-	return 0
-}
-
-// speeds fills w.speed with how fast each candidate reads prompts, 1 being the
-// mean; an endpoint that has not been measured is taken for the mean. Rates near
-// it count as equal: what is measured is noisier than most hardware is uneven.
-//
-// It reports whether any is not 1: most pools are of one kind of hardware.
-func (w *pick) speeds() (uneven bool) {
-	w.speed = resize(w.speed, len(w.cand))
-	sum, known, slowest, fastest := 0.0, 0, math.Inf(1), 0.0
-	for k := range w.speed {
-		rate := w.live(k).PrefillRate()
-		w.speed[k] = rate
-		if rate > 0 {
-			sum += rate
-			known++
-			slowest, fastest = min(slowest, rate), max(fastest, rate)
+// kvUses fills w.a with k of each candidate: from the tokens in flight where the
+// engine says how much room it has, else as scraped, else 0.
+func (w *pick) kvUses() {
+	w.a = resize(w.a, len(w.cand))
+	uses, s := w.a, w.in.Snapshot
+	lives, rooms := s.Lives(), s.KVRoom()
+	readings := s.ReadingsFor(w.in.Request.Model, pool.KVCacheUsagePerc, w.in.Now)
+	for k, i := range w.cand {
+		v := 0.0
+		if room := rooms[i]; room > 0 {
+			v = float64(lives[i].Tokens()) / room
+		} else if read, ok := readings.At(i); ok {
+			v = read
 		}
-	}
-	mean := sum / float64(max(1, known))
-	if known < 2 || slowest > (1-evenSpeed)*mean && fastest < (1+evenSpeed)*mean {
-		for k := range w.speed {
-			w.speed[k] = 1
-		}
-		return false
-	}
-	for k, rate := range w.speed {
-		v := 1.0
-		if rate > 0 {
-			v = rate / mean
-		}
-		switch {
-		case v > 1-evenSpeed && v < 1+evenSpeed:
+		if v > 1 {
 			v = 1
-		default:
-			v = min(maxSpeed, max(1/maxSpeed, v))
 		}
-		w.speed[k] = v
+		uses[k] = v // which is never below 0
 	}
-	return true
+}
+
+// slowness fills w.slow with how long each candidate takes for a token of a prompt,
+// 1 being the mean speed's; an endpoint that has not been measured is taken for the
+// mean. Rates near it count as equal: what is measured is noisier than most hardware
+// is uneven. It returns the mean rate, 0 where none is known, and whether any is not
+// 1: most pools are of one kind of hardware.
+func (w *pick) slowness() (mean float64, uneven bool) {
+	w.slow = resize(w.slow, len(w.cand))
+	slow, lives := w.slow, w.in.Snapshot.Lives()
+	sum, known, slowest, fastest := 0.0, 0, math.Inf(1), 0.0
+	for k, i := range w.cand {
+		rate := lives[i].PrefillRate()
+		slow[k] = rate
+		if rate <= 0 {
+			continue
+		}
+		sum += rate
+		known++
+		if rate < slowest {
+			slowest = rate
+		}
+		if rate > fastest {
+			fastest = rate
+		}
+	}
+	mean = sum / float64(max(1, known))
+	low, high := (1-evenSpeed)*mean, (1+evenSpeed)*mean
+	if known < 2 || slowest > low && fastest < high {
+		for k := range slow {
+			slow[k] = 1
+		}
+		return mean, false
+	}
+	for k, rate := range slow {
+		v := 1.0
+		if rate > 0 && (rate <= low || rate >= high) {
+			v = min(maxSpeed, max(1/maxSpeed, mean/rate))
+		}
+		slow[k] = v
+	}
+	return mean, true
 }
 
 const (
@@ -87,23 +130,25 @@ const (
 // backlogWeight, batchTokens, kv and speed begin at params[from].
 func (w *pick) priced(pt *part, from int) {
 	backlog, batch, kv, speed := pt.p[from], pt.p[from+1], pt.p[from+2] != 0, pt.p[from+3] != 0
-	sum := 0.0
-	for k := range w.raw {
-		w.raw[k] = float64(w.live(k).Prefill())
-		sum += w.raw[k]
-	}
+	sum := w.prefills()
+	w.prompts()
 	alpha := 1 + backlog*sum/float64(len(w.cand))/batch
-	usage := w.in.Snapshot.ReadingsFor(w.in.Request.Model, pool.KVCacheUsagePerc, w.in.Now)
-	speed = speed && w.speeds()
-	for k := range w.raw {
-		cost := w.raw[k] + alpha*w.uncached(k)
-		if speed {
-			cost /= w.speed[k]
+	raw := w.raw
+	for k, todo := range w.todo {
+		raw[k] += alpha * todo
+	}
+	if speed {
+		if _, uneven := w.slowness(); uneven {
+			for k, slow := range w.slow {
+				raw[k] *= slow
+			}
 		}
-		if kv {
-			cost *= 1 + w.kvUse(usage, k)
+	}
+	if kv {
+		w.kvUses()
+		for k, use := range w.a {
+			raw[k] *= 1 + use
 		}
-		w.raw[k] = cost
 	}
 }
 
@@ -118,35 +163,36 @@ func (w *pick) prefillCost(pt *part) {
 // takes longer the fuller the KV cache is.
 func (w *pick) expectedTTFT(pt *part) {
 	batch, rate, step := pt.p[0], pt.p[1], pt.p[2]
-	usage := w.in.Snapshot.ReadingsFor(w.in.Request.Model, pool.KVCacheUsagePerc, w.in.Now)
 	between := w.in.Snapshot.ReadingsFor(w.in.Request.Model, pool.InterTokenLatency, w.in.Now)
-	w.speeds()
-	sum, known := 0.0, 0
-	for k := range w.cand {
-		if v := w.live(k).PrefillRate(); v > 0 {
-			sum += v
-			known++
-		}
-	}
-	if known > 0 {
-		rate = sum / float64(known)
+	w.prefills()
+	w.prompts()
+	w.kvUses()
+	if mean, _ := w.slowness(); mean > 0 {
+		rate = mean
 	}
 	for k, i := range w.cand {
-		todo := float64(w.live(k).Prefill()) + w.uncached(k)
+		todo, slow := w.raw[k]+w.todo[k], w.slow[k]
 		decode, ok := between.At(i)
 		if !ok {
-			decode = step * (1 + w.kvUse(usage, k)) / w.speed[k]
+			decode = step * (1 + w.a[k]) * slow
 		}
-		w.raw[k] = todo/(rate*w.speed[k]) + math.Ceil(todo/batch)*decode
+		batches := 1.0
+		if todo > batch {
+			batches = math.Ceil(todo / batch)
+		} else if todo <= 0 {
+			batches = 0
+		}
+		w.raw[k] = todo*slow/rate + batches*decode
 	}
 	w.byRequests = true
 }
 
 // lmetric is LMetric's product, (P + U)·(R + 1) (arXiv 2603.15202).
 func (w *pick) lmetric() {
-	for k := range w.raw {
-		live := w.live(k)
-		w.raw[k] = (float64(live.Prefill()) + w.uncached(k)) * float64(w.flight[k]+1)
+	w.prefills()
+	w.prompts()
+	for k, p := range w.raw {
+		w.raw[k] = (p + w.todo[k]) * float64(w.flight[k]+1)
 	}
 	w.byRequests = true
 }
@@ -157,25 +203,26 @@ func (w *pick) lmetric() {
 // the work of decoding are least.
 func (w *pick) preble(pt *part) {
 	decode, hot := pt.p[0], pt.p[1]
-	sum, highest, best := 0.0, 0.0, -1
-	load := func(k int) float64 {
-		live := w.live(k)
-		return float64(live.Prefill()) + decode*float64(w.flight[k])
-	}
-	for k := range w.raw {
-		l := load(k)
+	w.prefills()
+	w.prompts()
+	w.byRequests = true
+	sum, highest, best, least, load := 0.0, 0.0, -1, 0.0, 0.0 // least is U of best, load its load
+	prompt := float64(w.in.Request.Prompt)
+	for k, p := range w.raw {
+		l, todo := p+decode*float64(w.flight[k]), w.todo[k]
 		sum += l
-		highest = max(highest, l)
-		w.raw[k] = l + w.uncached(k)
-		if w.cached(k) > 0 && (best < 0 || w.cached(k) > w.cached(best) || w.cached(k) == w.cached(best) && w.raw[k] < w.raw[best]) {
-			best = k
+		if l > highest {
+			highest = l
+		}
+		w.raw[k] = l + todo
+		if todo < prompt && (best < 0 || todo < least || todo == least && l < load) {
+			best, least, load = k, todo, l
 		}
 	}
-	w.byRequests = true
-	if best < 0 || w.uncached(best) >= float64(w.cached(best)) {
+	if best < 0 || least >= prompt-least {
 		return
 	}
-	if l := load(best); l >= highest && l > hot*sum/float64(len(w.cand)) && len(w.cand) > 1 {
+	if load >= highest && load > hot*sum/float64(len(w.cand)) && len(w.cand) > 1 {
 		return
 	}
 	w.raw[best] = -1

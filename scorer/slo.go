@@ -139,36 +139,36 @@ func (w *pick) predict(assume bool) {
 	n := len(w.cand)
 	w.first, w.between = resize(w.first, n), resize(w.between, n)
 	predictor := w.in.Snapshot.Predictor(w.in.Request.Model, w.match == nil, w.in.Now)
-	if assume {
-		w.c = resize(w.c, n)
-	}
-	base, perToken, knownFirst := 0.0, 0.0, 0.0
-	between, knownBetween := 0.0, 0.0
+	w.prompts()
+	base, perToken, knownFirst := 0.0, 0.0, 0
+	sum, knownBetween := 0.0, 0
+	first, between, todo := w.first, w.between, w.todo
 	var l pool.Latency
 	for k, i := range w.cand {
 		predictor.Predict(i, &l)
-		uncached := w.uncached(k)
-		w.first[k], w.between[k] = l.TTFT(uncached), l.Between
-		if !assume {
-			continue
-		}
-		w.c[k] = l.Ahead + uncached
-		if w.first[k] == w.first[k] {
-			base, perToken, knownFirst = base+l.Base, perToken+l.PerToken, knownFirst+1
+		took := l.TTFT(todo[k])
+		first[k], between[k] = took, l.Between
+		todo[k] += l.Ahead
+		if took == took {
+			base += l.Base
+			perToken += l.PerToken
+			knownFirst++
 		}
 		if l.Between == l.Between {
-			between, knownBetween = between+l.Between, knownBetween+1
+			sum += l.Between
+			knownBetween++
 		}
 	}
-	if !assume || int(knownFirst) == n && int(knownBetween) == n {
+	if !assume || knownFirst == n && knownBetween == n {
 		return
 	}
+	meanBase, meanPerToken, mean := base/float64(knownFirst), perToken/float64(knownFirst), sum/float64(knownBetween)
 	for k := range w.cand { // NaN where nothing at all is known
-		if w.first[k] != w.first[k] {
-			w.first[k] = (base + perToken*w.c[k]) / knownFirst
+		if first[k] != first[k] {
+			first[k] = meanBase + meanPerToken*todo[k]
 		}
-		if w.between[k] != w.between[k] {
-			w.between[k] = between / knownBetween
+		if between[k] != between[k] {
+			between[k] = mean
 		}
 	}
 }
@@ -311,7 +311,14 @@ type span struct{ low, high float64 }
 
 var noSpan = span{math.Inf(1), math.Inf(-1)}
 
-func (s *span) take(v float64) { s.low, s.high = min(s.low, v), max(s.high, v) }
+func (s *span) take(v float64) {
+	if v < s.low {
+		s.low = v
+	}
+	if v > s.high {
+		s.high = v
+	}
+}
 
 // per is the weight of one unit of the span, 0 where it has none.
 func (s *span) per(weight float64) float64 {

@@ -25,8 +25,9 @@ const leap = 24
 // lookUp fills w.match with the number of blocks, from the first on, that each
 // candidate holds.
 func (w *pick) lookUp() {
-	x := w.in.Index
-	stores := *x.stores.Load()
+	x, s := w.in.Index, w.in.Snapshot
+	roster := x.roster.Load()
+	stores := roster.stores
 	words := (len(stores) + 63) / 64
 	w.walk.active = resize(w.walk.active, words)
 	w.walk.matched = resize(w.walk.matched, len(stores))
@@ -34,14 +35,13 @@ func (w *pick) lookUp() {
 	x.walk(&w.walk, w.in.Request.Blocks)
 	w.matchM = resize(w.matchM, len(w.cand))
 	w.match = w.matchM
+	match, matched, slots := w.match, w.walk.matched, s.Slots()
+	known := same(s.Lives(), roster.lives) // else a slot may be another's by now
 	for k, i := range w.cand {
-		w.match[k] = 0
-		slot := int(w.in.Snapshot.SlotOf(i))
-		if slot >= len(stores) || w.walk.matched[slot] == 0 {
-			continue
-		}
-		if stores[slot] != nil && stores[slot].live == w.in.Snapshot.Live(i) {
-			w.match[k] = w.walk.matched[slot]
+		match[k] = 0
+		slot := int(slots[i])
+		if slot < len(matched) && (known || stores[slot] != nil && stores[slot].live == s.Live(i)) {
+			match[k] = matched[slot]
 		}
 	}
 }

@@ -112,10 +112,11 @@ const (
 )
 
 // Wedged reports whether the endpoint has work and has shown no sign of life,
-// token or completion, for a bound that grows with the prompts it has to read.
-func (l *Live) Wedged(now time.Time) bool {
+// token or completion, for a bound that grows with the prompts it has to read. now
+// is a Stamp.
+func (l *Live) Wedged(now int64) bool {
 	sign := l.sign.Load()
-	silence := Stamp(now) - sign
+	silence := now - sign
 	if silence < int64(wedgedAfter) || sign == 0 || l.inFlight.Load() == 0 {
 		return false
 	}

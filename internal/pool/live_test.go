@@ -133,7 +133,7 @@ func TestOutputRate(t *testing.T) {
 func TestWedged(t *testing.T) {
 	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
 	var l Live
-	if l.Wedged(at(100)) {
+	if l.Wedged(Stamp(at(100))) {
 		t.Error("nothing in flight")
 	}
 	r := l.Reserve(Load{Prompt: 1000, Uncached: 1000, Talks: true}, at(0))
@@ -141,28 +141,28 @@ func TestWedged(t *testing.T) {
 		at   float64
 		want bool
 	}{{3, false}, {5, false}, {5.001, true}} { // 3 s and 2 ms a token
-		if got := l.Wedged(at(c.at)); got != c.want {
+		if got := l.Wedged(Stamp(at(c.at))); got != c.want {
 			t.Errorf("at %v s: %v", c.at, got)
 		}
 	}
 	r.FirstToken(at(6))
-	if l.Wedged(at(9)) || !l.Wedged(at(9.001)) {
+	if l.Wedged(Stamp(at(9))) || !l.Wedged(Stamp(at(9.001))) {
 		t.Error("bound after the first token")
 	}
 	r.Progress(1, at(10))
-	if l.Wedged(at(13)) || !l.Wedged(at(13.5)) {
+	if l.Wedged(Stamp(at(13))) || !l.Wedged(Stamp(at(13.5))) {
 		t.Error("bound after a token")
 	}
 	silent := l.Reserve(Load{}, at(13.5))
-	if !l.Wedged(at(13.5)) {
+	if !l.Wedged(Stamp(at(13.5))) {
 		t.Error("a new request is no sign of life")
 	}
 	r.Release(at(14), false)
-	if l.Wedged(at(100)) || !l.Wedged(at(400)) {
+	if l.Wedged(Stamp(at(100))) || !l.Wedged(Stamp(at(400))) {
 		t.Error("without streams the bound is minutes")
 	}
 	silent.Release(at(400), true)
-	if l.Wedged(at(1000)) {
+	if l.Wedged(Stamp(at(1000))) {
 		t.Error("nothing in flight any more")
 	}
 }

@@ -23,7 +23,10 @@ type Latency struct {
 // TTFT is the seconds until the first token of a prompt of which the endpoint
 // does not hold so many tokens; NaN where that is unknown.
 func (l *Latency) TTFT(uncached float64) float64 {
-	x := l.Ahead + max(0, uncached)
+	x := l.Ahead
+	if uncached > 0 {
+		x += uncached
+	}
 	if x > l.Most {
 		return math.NaN()
 	}

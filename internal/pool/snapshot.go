@@ -78,6 +78,7 @@ type Snapshot struct {
 	none    []float64
 	base    time.Time
 	until   []time.Duration
+	fresh   time.Duration // the least of until, of endpoints that have readings
 	// own are the readings of single models, by model; nil for none.
 	own      map[string][]ownValues
 	queried  queriedRows // set by Holder.Publish
@@ -251,6 +252,12 @@ func (s *Snapshot) setCells(changes []Change) {
 			s.until[c.Index] = c.Metrics.Taken.Sub(s.base) + s.StaleAfter
 		}
 	}
+	s.fresh = math.MaxInt64
+	for i, m := range s.metrics {
+		if m != nil {
+			s.fresh = min(s.fresh, s.until[i])
+		}
+	}
 }
 
 // unread reports whether no endpoint has a reading of the metric.
@@ -395,6 +402,7 @@ func (s *Snapshot) ModelNames() []string {
 type Readings struct {
 	values []float64
 	until  []time.Duration
+	fresh  time.Duration // the least of until, of endpoints that have readings
 	age    time.Duration
 	metric Metric
 	own    []ownValues
@@ -402,7 +410,7 @@ type Readings struct {
 
 // Readings returns a metric's readings as of now, of all that an endpoint serves.
 func (s *Snapshot) Readings(m Metric, now time.Time) Readings {
-	return Readings{values: s.columns[m], until: s.until, age: now.Sub(s.base), metric: m}
+	return Readings{values: s.columns[m], until: s.until, fresh: s.fresh, age: now.Sub(s.base), metric: m}
 }
 
 // ReadingsFor returns a metric's readings as of now for one model: its own where
@@ -433,6 +441,13 @@ func (r Readings) Fill(out []float64, positions []int32) {
 				v = math.NaN()
 			}
 			out[k] = v
+		}
+		return
+	}
+	out = out[:len(positions)]
+	if r.age <= r.fresh {
+		for k, i := range positions {
+			out[k] = r.values[i]
 		}
 		return
 	}

@@ -186,8 +186,8 @@ func (s *Snapshot) Troubled(positions []int32, now time.Time) bool {
 	return false
 }
 
-// SlotOf is the slot of the endpoint at a position.
-func (s *Snapshot) SlotOf(i int32) int32 { return s.standing.slots[i] }
+// Slots are Live.Slot by position in Endpoints.
+func (s *Snapshot) Slots() []int32 { return s.standing.slots }
 
 // Slots hands out the numbers of Live.Slot, the lowest free one first. The zero
 // value has handed out none. It is a value of the snapshot's one writer.

@@ -20,7 +20,10 @@ func (l *Live) Pushback(now time.Time) {
 }
 
 // PushedBack reports whether the endpoint pushed back a moment ago.
-func (l *Live) PushedBack(now time.Time) bool { return l.pushedBack.Load() > Stamp(now) }
+func (l *Live) PushedBack(now time.Time) bool {
+	until := l.pushedBack.Load()
+	return until != 0 && until > Stamp(now)
+}
 
 // Doubt records a fault at a time: the endpoint may be gone, and a slot that
 // became free there is none.
