@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/shuntproxy/shunt/e2e/envoyrun"
 	"github.com/shuntproxy/shunt/internal/bootstrap"
@@ -21,9 +23,8 @@ import (
 )
 
 func main() {
-	// SIGPIPE too: where the reader of our output has gone (make demo | head), the world still ends in order.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
-	err := run(ctx, os.Args[1:], os.Stdout)
+	ctx, out, stop := life()
+	err := run(ctx, os.Args[1:], out)
 	if err != nil && ctx.Err() != nil {
 		err = fmt.Errorf("%w; nothing is left behind", context.Cause(ctx))
 	}
@@ -32,6 +33,37 @@ func main() {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
 	}
+}
+
+// life is how long the program runs, and its standard output: until a signal says so or nobody reads that any more (make
+// demo | head). Then the world ends in order.
+//
+// SIGPIPE is none of the signals: who asks for it gets it for each connection that its peer has closed, such as that of a
+// scrape which took too long. Without it standard output, under another number, gives an error like all others.
+func life() (ctx context.Context, out io.Writer, stop func()) {
+	ctx, unnotify := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop = func() { cancel(nil); unnotify() }
+	fd, err := unix.FcntlInt(os.Stdout.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil { // it is closed, or there are too many files
+		return ctx, os.Stdout, stop
+	}
+	return ctx, &output{os.NewFile(uintptr(fd), "stdout"), cancel}, stop
+}
+
+// output tells when nobody reads it any more.
+type output struct {
+	to   io.Writer
+	gone func(error)
+}
+
+// Write is that of to.
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.to.Write(p)
+	if errors.Is(err, syscall.EPIPE) {
+		o.gone(errors.New("nobody reads the output any more"))
+	}
+	return n, err
 }
 
 // settings are the flags.

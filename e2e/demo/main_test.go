@@ -15,17 +15,24 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// ownFlag makes the test binary an owner of the pid file that follows, until SIGTERM; ownDeafFlag one that ignores it.
+// ownFlag makes the test binary an owner of the pid file that follows, until SIGTERM; ownDeafFlag one that ignores it;
+// lifeFlag makes it live.
 const (
 	ownFlag     = "-demo-own"
 	ownDeafFlag = "-demo-own-deaf"
+	lifeFlag    = "-demo-life"
 )
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && (os.Args[1] == ownFlag || os.Args[1] == ownDeafFlag) {
 		own(os.Args[2], os.Args[1] == ownDeafFlag)
+	}
+	if len(os.Args) == 2 && os.Args[1] == lifeFlag {
+		live()
 	}
 	os.Exit(m.Run())
 }
@@ -49,6 +56,57 @@ func own(path string, deaf bool) {
 	<-ctx.Done()
 	_ = f.Close()
 	os.Exit(0)
+}
+
+// live meets a connection that its peer has closed, writes a line, is told to end, and says on standard error why it does.
+func live() {
+	ctx, out, stop := life()
+	defer stop()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err == nil {
+		_ = unix.Close(pair[1])
+		_, err = unix.Write(pair[0], []byte("x"))
+	}
+	if !errors.Is(err, syscall.EPIPE) {
+		fmt.Fprintln(os.Stderr, "the peer has not gone:", err)
+		os.Exit(1)
+	}
+	_, _ = fmt.Fprintln(out, "a line")
+	_ = unix.Kill(os.Getpid(), syscall.SIGTERM)
+	<-ctx.Done()
+	fmt.Fprint(os.Stderr, context.Cause(ctx))
+	os.Exit(0)
+}
+
+// TestLife: what ends the demo is a signal, and that nobody reads its output; not that some connection has ended.
+func TestLife(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		reads bool
+		want  string
+	}{
+		{"a signal", true, "terminated signal received"},
+		{"nobody reads", false, "nobody reads the output any more"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			if !c.reads {
+				_ = r.Close()
+			}
+			var why strings.Builder
+			cmd := exec.Command(os.Args[0], lifeFlag)
+			cmd.Stdout, cmd.Stderr = w, &why
+			err = cmd.Run()
+			_ = w.Close()
+			if err != nil || why.String() != c.want {
+				t.Errorf("it ends since %q (%v), want %q", why.String(), err, c.want)
+			}
+		})
+	}
 }
 
 // startOwner runs own and returns its process id, or what takeLock said.
