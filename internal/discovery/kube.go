@@ -6,10 +6,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -47,7 +49,9 @@ type Kubernetes struct {
 	pool      *objectWatch   // of the InferencePool, or nil
 	spec      *poolSpec      // that pods are watched by, nil before and without
 	pods      []*objectWatch // one for each namespace
-	extras    [2]extra       // objectives, rewrites
+	extras    [2]*extra      // objectives, rewrites
+	asking    bool           // for their groups
+	read      [2]reading     // of extras, for resources
 	resources *Resources
 	last      *Set
 	noted     map[string]bool // what was logged of pods and resources that are there
@@ -59,8 +63,18 @@ type extra struct {
 	candidates []schema.GroupVersionResource
 	current    schema.GroupVersionResource
 	watch      *objectWatch
-	checked    bool      // it is known which group the server has
-	due        time.Time // when that is asked again
+	checked    bool // it is known which group the server has
+
+	// answer is the newest of the server's to which group it has; its goroutine
+	// writes it, and wakes Run's.
+	answer atomic.Pointer[groupAnswer]
+}
+
+// groupAnswer is which of its candidates a server has, the zero value for none,
+// or why it could not say.
+type groupAnswer struct {
+	found schema.GroupVersionResource
+	err   error
 }
 
 // NewKubernetes returns a source that asks once it runs.
@@ -69,7 +83,7 @@ func NewKubernetes(o KubernetesOptions) *Kubernetes {
 	if k.log == nil {
 		k.log = func(slog.Level, string) {}
 	}
-	k.extras = [2]extra{{candidates: objectiveResources()}, {candidates: rewriteResources()}}
+	k.extras = [2]*extra{{candidates: objectiveResources()}, {candidates: rewriteResources()}}
 	k.status.Where = k.where()
 	return k
 }
@@ -117,12 +131,11 @@ func (k *Kubernetes) Run(ctx context.Context, deliver func(Set)) error {
 			k.cluster = c
 		}
 		began := time.Now()
-		k.turn(ctx, deliver, began, first, most)
+		k.turn(ctx, deliver, first, most)
 		gap := max(deliverGap, gapPerCost*time.Since(began))
 		if !pause(ctx, min(gap, time.Second)) {
 			return nil
 		}
-		timer.Reset(groupRetry)
 	}
 }
 
@@ -132,8 +145,8 @@ func (k *Kubernetes) stop() {
 		k.end(w)
 	}
 	k.end(k.pool)
-	for i := range k.extras {
-		k.end(k.extras[i].watch)
+	for _, e := range k.extras {
+		k.end(e.watch)
 	}
 	k.ending.Wait()
 }
@@ -149,7 +162,7 @@ func (k *Kubernetes) end(w *objectWatch) {
 
 // turn looks at what the watches know, starts and ends them, and delivers what
 // is new.
-func (k *Kubernetes) turn(ctx context.Context, deliver func(Set), now time.Time, first, most time.Duration) {
+func (k *Kubernetes) turn(ctx context.Context, deliver func(Set), first, most time.Duration) {
 	start := func(lw listWatch) *objectWatch {
 		return startWatch(lw, first, most, k.notify, func(cause any) {
 			k.log(slog.LevelError, fmt.Sprintf("kubernetes: internal error in watching %s: %v", lw.what, cause))
@@ -162,7 +175,7 @@ func (k *Kubernetes) turn(ctx context.Context, deliver func(Set), now time.Time,
 	problem := k.followPods(namespaces, start)
 	k.giveTargets(deliver, problem)
 	if k.options.InferencePool != "" && k.options.Resources != nil {
-		k.followExtras(ctx, namespaces[0], now, start)
+		k.followExtras(ctx, namespaces[0], start)
 		k.giveResources()
 	}
 }
@@ -320,6 +333,9 @@ func (k *Kubernetes) say(err error, keeping bool) {
 	}
 }
 
+// maxNotes is how many pods or resources are named at once in the log.
+const maxNotes = 20
+
 // sayNotes logs what is odd, once for each pod or resource.
 func (k *Kubernetes) sayNotes(prefix string, notes map[string][]string) {
 	for id := range k.noted {
@@ -327,41 +343,58 @@ func (k *Kubernetes) sayNotes(prefix string, notes map[string][]string) {
 			delete(k.noted, id)
 		}
 	}
-	for id, texts := range notes {
+	said, left := 0, 0
+	for _, id := range slices.Sorted(maps.Keys(notes)) {
 		key := prefix + " " + id
 		if k.noted[key] {
 			continue
 		}
 		k.noted[key] = true
+		if said++; said > maxNotes {
+			left++
+			continue
+		}
 		name := id
 		if _, after, ok := strings.Cut(id, " "); ok && prefix == "pod" {
 			name = "pod " + after
 		}
-		k.log(slog.LevelWarn, fmt.Sprintf("kubernetes: %s: %s", name, strings.Join(texts, "; ")))
+		k.log(slog.LevelWarn, fmt.Sprintf("kubernetes: %s: %s", name, strings.Join(notes[id], "; ")))
+	}
+	if left > 0 {
+		k.log(slog.LevelWarn, fmt.Sprintf("kubernetes: the like of %d more", left))
 	}
 }
 
 // followExtras watches the objectives and rewrites of the first group that the
 // server has. None at all is no fault.
-func (k *Kubernetes) followExtras(ctx context.Context, namespace string, now time.Time, start func(listWatch) *objectWatch) {
-	for i := range k.extras {
-		e := &k.extras[i]
-		if now.Before(e.due) {
+func (k *Kubernetes) followExtras(ctx context.Context, namespace string, start func(listWatch) *objectWatch) {
+	if !k.asking {
+		k.asking = true
+		for _, e := range k.extras {
+			k.ending.Go(func() { k.askGroups(ctx, e) })
+		}
+	}
+	for i, e := range k.extras {
+		answer := e.answer.Load()
+		if answer == nil {
 			continue
 		}
-		found, err := k.group(ctx, e.candidates)
-		if err != nil { // the other watches say that the server is away
-			e.due = now.Add(groupRetry)
+		notes := map[string][]string{}
+		if answer.err != nil && k.pool.healthy() { // else its watch says that the server is away
+			notes[e.candidates[0].Resource] = []string{"can't ask which version the server has: " + answer.err.Error()}
+		}
+		k.sayNotes(fmt.Sprintf("group%d", i), notes)
+		if answer.err != nil {
 			continue
 		}
-		e.checked, e.due = true, now.Add(groupCheck)
-		if found == e.current {
+		e.checked = true
+		if answer.found == e.current {
 			continue
 		}
 		k.end(e.watch)
 		e.watch = nil
-		if e.current = found; found != (schema.GroupVersionResource{}) {
-			e.watch = start(k.cluster.objects(found, namespace, ""))
+		if e.current = answer.found; e.current != (schema.GroupVersionResource{}) {
+			e.watch = start(k.cluster.objects(e.current, namespace, ""))
 		}
 	}
 }
@@ -369,7 +402,32 @@ func (k *Kubernetes) followExtras(ctx context.Context, namespace string, now tim
 // groupTimeout bounds the question which groups a server has.
 const groupTimeout = 5 * time.Second
 
-func (k *Kubernetes) group(ctx context.Context, candidates []schema.GroupVersionResource) (schema.GroupVersionResource, error) {
+// askGroups asks the server again and again which group of a kind it has. It
+// runs beside the watches: a server that answers late delays no pod's end.
+func (k *Kubernetes) askGroups(ctx context.Context, e *extra) {
+	for {
+		found, err := k.group(ctx, e.candidates)
+		if ctx.Err() != nil {
+			return
+		}
+		e.answer.Store(&groupAnswer{found, err})
+		k.notify()
+		wait := groupCheck
+		if err != nil {
+			wait = groupRetry
+		}
+		if !pause(ctx, wait) {
+			return
+		}
+	}
+}
+
+func (k *Kubernetes) group(ctx context.Context, candidates []schema.GroupVersionResource) (found schema.GroupVersionResource, err error) {
+	defer func() { // it runs in a goroutine of its own
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("internal error: %v", cause)
+		}
+	}()
 	ctx, cancel := context.WithTimeout(ctx, groupTimeout)
 	defer cancel()
 	for _, c := range candidates {
@@ -384,54 +442,83 @@ func (k *Kubernetes) group(ctx context.Context, candidates []schema.GroupVersion
 	return schema.GroupVersionResource{}, nil
 }
 
-// giveResources hands objectives and rewrites over. A kind that can't be read
-// keeps what was read last.
+// reading is what was read of one kind, and of which state of its watch.
+type reading struct {
+	watch   *objectWatch
+	version uint64
+}
+
+// giveResources hands objectives and rewrites over, once each kind has been
+// read or can't be. A kind that can't be read keeps what was read last.
 func (k *Kubernetes) giveResources() {
+	for i, e := range k.extras {
+		if !e.checked {
+			return // not known yet
+		}
+		if e.watch == nil {
+			continue
+		}
+		synced, err := e.watch.state()
+		notes := map[string][]string{}
+		if err != nil {
+			notes[e.current.Resource] = []string{err.Error()}
+		}
+		k.sayNotes(fmt.Sprintf("kind%d", i), notes)
+		if !synced && err == nil {
+			return // its first list is on its way
+		}
+	}
 	var next Resources
 	if k.resources != nil {
 		next = *k.resources
 	}
-	for i := range k.extras {
-		e := &k.extras[i]
-		if !e.checked {
-			return // not known yet
-		}
-		var objects []*unstructured.Unstructured
+	changed := k.resources == nil
+	for i, e := range k.extras {
+		now := reading{watch: e.watch}
 		if e.watch != nil {
-			synced, err := e.watch.state()
-			notes := map[string][]string{}
-			if err != nil {
-				notes[e.current.Resource] = []string{err.Error()}
-			}
-			k.sayNotes(fmt.Sprintf("kind%d", i), notes)
-			if !synced {
-				if err == nil {
-					return // its first list is on its way
-				}
+			if synced, _ := e.watch.state(); !synced {
 				continue
 			}
-			for _, o := range e.watch.all() {
-				if u, ok := o.(*unstructured.Unstructured); ok {
-					objects = append(objects, u)
-				}
-			}
+			now.version = e.watch.version()
 		}
-		if i == 0 {
+		if k.resources != nil && k.read[i] == now {
+			continue // a pod's event costs no second look at these
+		}
+		changed, k.read[i] = true, now
+		if objects := unstructuredOf(e.watch); i == 0 {
 			next.Objectives = readObjectives(objects, k.options.InferencePool)
-			continue
+		} else {
+			next.Rewrites = k.readRewrites(objects)
 		}
-		rules, odd := readRewrites(objects, k.options.InferencePool)
-		next.Rewrites = rules
-		notes := map[string][]string{}
-		for _, text := range odd {
-			at, what, _ := strings.Cut(text, "]")
-			notes[at+"]"] = append(notes[at+"]"], what)
-		}
-		k.sayNotes("rewrites", notes)
 	}
-	if k.resources != nil && reflect.DeepEqual(*k.resources, next) {
+	if !changed || k.resources != nil && reflect.DeepEqual(*k.resources, next) {
 		return
 	}
 	k.resources = &next
 	k.options.Resources(next)
+}
+
+// readRewrites reads the rewrites of the pool and logs what is passed over.
+func (k *Kubernetes) readRewrites(objects []*unstructured.Unstructured) []Rewrite {
+	rules, odd := readRewrites(objects, k.options.InferencePool)
+	notes := map[string][]string{}
+	for _, text := range odd {
+		at, what, _ := strings.Cut(text, "]")
+		notes[at+"]"] = append(notes[at+"]"], what)
+	}
+	k.sayNotes("rewrites", notes)
+	return rules
+}
+
+// unstructuredOf are the objects of a watch, none where there is no watch.
+func unstructuredOf(w *objectWatch) (objects []*unstructured.Unstructured) {
+	if w == nil {
+		return nil
+	}
+	for _, o := range w.all() {
+		if u, ok := o.(*unstructured.Unstructured); ok {
+			objects = append(objects, u)
+		}
+	}
+	return objects
 }

@@ -65,11 +65,14 @@ func kept(from map[string]string, keys []string) map[string]string {
 			if out == nil {
 				out = make(map[string]string, 4)
 			}
-			out[key] = value
+			out[key] = strings.Clone(value[:min(len(value), maxValue+1)]) // an annotation may have 256 KiB
 		}
 	}
 	return out
 }
+
+// maxValue is how many bytes of a label or annotation are read.
+const maxValue = 512
 
 // podRules say how pods become endpoints.
 type podRules struct {
@@ -106,6 +109,8 @@ func (r podRules) endpoints(pod *corev1.Pod) foundPod {
 		f.passed = "is a Ray worker (" + labelRayNode + ")"
 	case index > 0:
 		f.passed = "is not the first of its group (" + labelGroupIndex + ")"
+	case len(pod.Annotations[pool.LabelModel]) > maxValue && pod.Labels[pool.LabelModel] == "":
+		f.passed = fmt.Sprintf("has a model of more than %d bytes (annotation %s)", maxValue, pool.LabelModel)
 	}
 	if f.passed != "" {
 		return f
@@ -210,6 +215,9 @@ func activePorts(pod *corev1.Pod) (active []uint16, note string) {
 		if text, ok = pod.Annotations[annotationPortsOld]; !ok {
 			return nil, ""
 		}
+	}
+	if len(text) > maxValue {
+		return nil, fmt.Sprintf("annotation %s has more than %d bytes; all ports of the pool are used", annotationPorts, maxValue)
 	}
 	active = []uint16{}
 	for field := range strings.SplitSeq(text, ",") {

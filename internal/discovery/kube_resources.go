@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -62,13 +63,11 @@ func readPool(u *unstructured.Unstructured) (*poolSpec, error) {
 	if err != nil || len(match) == 0 {
 		return nil, fmt.Errorf("InferencePool %s: spec.selector.matchLabels is missing or is no mapping of strings", u.GetName())
 	}
-	spec := &poolSpec{}
-	for key, value := range match {
-		spec.selector += "," + key + "=" + value
+	selector, err := labels.ValidatedSelectorFromSet(match)
+	if err != nil {
+		return nil, fmt.Errorf("InferencePool %s: spec.selector.matchLabels: %w", u.GetName(), err)
 	}
-	terms := strings.Split(spec.selector[1:], ",")
-	slices.Sort(terms)
-	spec.selector = strings.Join(terms, ",")
+	spec := &poolSpec{selector: selector.String()}
 	ports, _, err := unstructured.NestedSlice(u.Object, "spec", "targetPorts")
 	if err != nil || len(ports) == 0 || len(ports) > maxPoolPorts {
 		return nil, fmt.Errorf("InferencePool %s: spec.targetPorts has %d ports, 1 to %d are wanted", u.GetName(), len(ports), maxPoolPorts)

@@ -49,6 +49,7 @@ type kubeServer struct {
 	drop      chan struct{}     // closed: all watches end
 	twice     bool              // each event comes two times
 	has       map[string]string // resources by "group/version"
+	holdGroup chan struct{}     // the question which it has waits until it is closed, if it is not nil
 }
 
 func newKubeServer(t *testing.T) *kubeServer {
@@ -162,7 +163,7 @@ func (s *kubeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		parts = parts[2:]
 	}
 	if len(parts) == 0 {
-		s.groups(w, group)
+		s.groups(w, r, group)
 		return
 	}
 	if parts[0] == "namespaces" {
@@ -216,10 +217,25 @@ func (s *kubeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *kubeServer) groups(w http.ResponseWriter, group string) {
+func (s *kubeServer) groups(w http.ResponseWriter, r *http.Request, group string) {
 	s.mu.Lock()
-	names := s.has[group]
+	s.requests = append(s.requests, "group "+group)
+	hold := s.holdGroup
 	s.mu.Unlock()
+	if hold != nil {
+		select {
+		case <-hold:
+		case <-r.Context().Done():
+			return
+		}
+	}
+	s.mu.Lock()
+	names, status := s.has[group], s.status["group "+group]
+	s.mu.Unlock()
+	if status != 0 {
+		fail(w, status, "ServiceUnavailable")
+		return
+	}
 	if names == "" {
 		fail(w, 404, "NotFound")
 		return

@@ -61,6 +61,7 @@ type objectWatch struct {
 	// mu protects what follows.
 	mu      sync.Mutex
 	objects map[string]runtime.Object // by namespace/name
+	changes uint64                    // of objects
 	synced  bool                      // a full list came once
 	failed  [2]error                  // of list and watch, until it succeeds
 }
@@ -121,6 +122,19 @@ func (w *objectWatch) state() (synced bool, err error) {
 		}
 	}
 	return w.synced, nil
+}
+
+// healthy reports whether a full list has come and nothing is wrong now.
+func (w *objectWatch) healthy() bool {
+	synced, err := w.state()
+	return synced && err == nil
+}
+
+// version changes with the objects.
+func (w *objectWatch) version() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.changes
 }
 
 // all returns the objects, in no order.
@@ -264,7 +278,7 @@ func (w *objectWatch) set(object any) error {
 		return err
 	}
 	o := w.lw.strip(object.(runtime.Object))
-	w.change(func() { w.objects[key] = o })
+	w.change(func() { w.objects[key] = o; w.changes++ })
 	return nil
 }
 
@@ -274,7 +288,7 @@ func (w *objectWatch) Delete(object any) error {
 	if err != nil {
 		return err
 	}
-	w.change(func() { delete(w.objects, key) })
+	w.change(func() { delete(w.objects, key); w.changes++ })
 	return nil
 }
 
@@ -293,7 +307,7 @@ func (w *objectWatch) Replace(list []any, _ string) error {
 	if len(errs) > 0 {
 		return errors.New(strings.Join(errs, "; "))
 	}
-	w.change(func() { w.objects, w.synced = objects, true })
+	w.change(func() { w.objects, w.synced = objects, true; w.changes++ })
 	return nil
 }
 
