@@ -181,22 +181,16 @@ type host struct {
 	onWait   func() // nil for nothing
 	posts    chan struct{}
 	metadata map[string]string // by namespace and key, with a space between
-	lists    map[string][]string
-	late     bool         // it ends requests only when their engine sends something
-	evicts   atomic.Int32 // posted
+	hint     []string          // nil for none
+	late     bool              // it ends requests only when their engine sends something
+	evicts   atomic.Int32      // posted
 }
 
 func newHost() *host { return &host{posts: make(chan struct{}, 4)} }
 
 func (h *host) Metadata(namespace, key string) string { return h.metadata[namespace+" "+key] }
 
-func (h *host) MetadataList(namespace, key string) ([]string, bool) {
-	if h.lists == nil {
-		return nil, false
-	}
-	list, ok := h.lists[namespace+" "+key]
-	return list, ok
-}
+func (h *host) SubsetHint() ([]string, bool) { return h.hint, h.hint != nil }
 
 func (h *host) PrepareWait() {
 	h.prepared++

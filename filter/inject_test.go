@@ -290,7 +290,7 @@ type doorStream struct {
 
 func (*doorStream) Metadata(string, string) string { return "" }
 
-func (*doorStream) MetadataList(string, string) ([]string, bool) { return nil, false }
+func (*doorStream) SubsetHint() ([]string, bool) { return nil, false }
 
 func (s *doorStream) PrepareWait() {}
 

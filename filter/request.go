@@ -18,9 +18,9 @@ type Host interface {
 	// none. It is called on the request's worker, in Headers, and may be borrowed
 	// for the callback.
 	Metadata(namespace, key string) string
-	// MetadataList returns the strings of a list in Envoy's dynamic metadata, and
-	// whether there is such a list. As for Metadata.
-	MetadataList(namespace, key string) ([]string, bool)
+	// SubsetHint returns the strings of the list HeaderSubset in Envoy's dynamic
+	// metadata MetadataSubset, and whether there is such a list. As for Metadata.
+	SubsetHint() ([]string, bool)
 	// PrepareWait is called on the request's worker before the request waits.
 	PrepareWait()
 	// Post leads to one call of Request.Resume on the request's worker. Any

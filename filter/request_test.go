@@ -151,7 +151,7 @@ func TestSubsetMetadata(t *testing.T) {
 			for range 100 {
 				s := w.stream()
 				if c.list != nil {
-					s.lists = map[string][]string{"envoy.lb.subset_hint x-gateway-destination-endpoint-subset": c.list}
+					s.hint = c.list
 				}
 				v := s.chat(t, chatBody, "x-gateway-destination-endpoint-subset", c.header)
 				if v.Action == Reply {

@@ -23,7 +23,7 @@ const emptySubset = ","
 // commas, "" where it says nothing of them. The metadata beats the header: a
 // client can't write it.
 func (r *Request) readSubset(h *Head) string {
-	if list, ok := r.host.MetadataList(MetadataSubset, HeaderSubset); ok {
+	if list, ok := r.host.SubsetHint(); ok {
 		if len(list) == 0 {
 			return emptySubset
 		}

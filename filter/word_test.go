@@ -286,7 +286,7 @@ type racer struct {
 
 func (*racer) Metadata(string, string) string { return "" }
 
-func (*racer) MetadataList(string, string) ([]string, bool) { return nil, false }
+func (*racer) SubsetHint() ([]string, bool) { return nil, false }
 
 func (r *racer) PrepareWait() {}
 

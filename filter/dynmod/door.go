@@ -141,7 +141,8 @@ type worker struct {
 // stream is one request and what its door needs of it.
 type stream struct {
 	filter.Request
-	envoy unsafe.Pointer // only passed back to Envoy
+	envoy  unsafe.Pointer // only passed back to Envoy
+	hinted bool           // the metadata has a subset hint
 
 	mu sync.Mutex // held for one callback that does not block
 	// protected by mu
@@ -159,8 +160,12 @@ func (s *stream) Metadata(namespace, key string) string {
 	return borrow(value.ptr, value.length)
 }
 
-// MetadataList implements filter.Host. Entries that are no text are left out.
-func (s *stream) MetadataList(namespace, key string) ([]string, bool) {
+// SubsetHint implements filter.Host. Entries that are no text are left out.
+func (s *stream) SubsetHint() ([]string, bool) {
+	if !s.hinted {
+		return nil, false
+	}
+	const namespace, key = filter.MetadataSubset, filter.HeaderSubset
 	ns, nsLength := (*C.char)(unsafe.Pointer(unsafe.StringData(namespace))), C.size_t(len(namespace))
 	name, nameLength := (*C.char)(unsafe.Pointer(unsafe.StringData(key))), C.size_t(len(key))
 	size := C.shunt_metadata_list_size(s.envoy, ns, nsLength, name, nameLength)
@@ -323,7 +328,7 @@ func shuntHeaders(envoy unsafe.Pointer, config, route C.uint32_t, ref *C.shunt_r
 // begin makes the request of a new stream.
 func begin(envoy unsafe.Pointer, config C.uint32_t, ref *C.shunt_ref) (*worker, *stream) {
 	w := workerOf(*ref)
-	s := &stream{envoy: envoy}
+	s := &stream{envoy: envoy, hinted: bool(ref.hinted)}
 	s.Init(s, door.configs.get(config))
 	ref.slot = C.uint32_t(w.add(s))
 	return w, s

@@ -66,8 +66,16 @@ static uint32_t route_of(envoy_t envoy) {
   return atomic_load(&routes) == 0 ? 0 : (uint32_t)(uintptr_t)CB(get_most_specific_route_config)(envoy);
 }
 
+// look_for_hint spares Go the question for a list that most requests don't have.
+static void look_for_hint(envoy_t envoy, stream_t* s) {
+  size_t size;
+  s->ref.hinted = CB(http_get_metadata_list_size)(envoy, envoy_dynamic_module_type_metadata_source_Dynamic,
+                                                  LITERAL(SUBSET_NAMESPACE), LITERAL(SUBSET_HEADER), &size);
+}
+
 // decide_headers hands the headers to Go and applies what it says.
 static int decide_headers(envoy_t envoy, stream_t* s, const shunt_header* headers, size_t count, bool end_of_stream) {
+  look_for_hint(envoy, s);
   WITH_TAPE(tape)
   const int action =
       shuntHeaders(envoy, s->config, route_of(envoy), &s->ref, (shunt_header*)headers, count, end_of_stream, &tape);
@@ -219,6 +227,7 @@ static int whole_request(envoy_t envoy, stream_t* s) {
   shunt_header* headers = shunt_all_headers(envoy, KIND(RequestHeader), memory, &count);
   pieces_t p;
   pieces_get(envoy, true, &p);
+  look_for_hint(envoy, s);
   WITH_TAPE(tape)
   const int action =
       shuntRequest(envoy, s->config, route_of(envoy), &s->ref, headers, count, p.chunks, p.count, &tape);

@@ -54,6 +54,7 @@ typedef struct {
 typedef struct {
   uint32_t worker;
   uint32_t slot;
+  bool hinted; // at its first call: the metadata has a list of endpoints to keep to
 } shunt_ref;
 
 bool shunt_metadata(void* envoy, const char* ns, size_t ns_length, const char* key, size_t key_length,

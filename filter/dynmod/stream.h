@@ -15,6 +15,8 @@
 #define LITERAL(text) ((envoy_dynamic_module_type_module_buffer){text, sizeof(text) - 1})
 
 #define DESTINATION_HEADER "x-gateway-destination-endpoint"
+#define SUBSET_NAMESPACE "envoy.lb.subset_hint" // filter.MetadataSubset
+#define SUBSET_HEADER "x-gateway-destination-endpoint-subset"
 #define DROP_REASON_HEADER "x-llm-d-request-dropped-reason"
 
 typedef void* envoy_t; // envoy_dynamic_module_type_http_filter_envoy_ptr

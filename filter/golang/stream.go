@@ -157,9 +157,9 @@ func (s *stream) Metadata(namespace, key string) string {
 	return text
 }
 
-// MetadataList implements filter.Host. Entries that are no text are left out.
-func (s *stream) MetadataList(namespace, key string) ([]string, bool) {
-	values, ok := s.callbacks.StreamInfo().DynamicMetadata().Get(namespace)[key].([]any)
+// SubsetHint implements filter.Host. Entries that are no text are left out.
+func (s *stream) SubsetHint() ([]string, bool) {
+	values, ok := s.callbacks.StreamInfo().DynamicMetadata().Get(filter.MetadataSubset)[filter.HeaderSubset].([]any)
 	if !ok {
 		return nil, false
 	}
