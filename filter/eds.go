@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/shuntproxy/shunt/internal/config"
+	"github.com/shuntproxy/shunt/internal/discovery"
 	"github.com/shuntproxy/shunt/internal/pool"
 	"github.com/shuntproxy/shunt/metricsync"
 )
@@ -31,8 +33,11 @@ type edsFile struct {
 
 	// mu is held while the book is looked at, and while sets are handed on: those
 	// of one source stay in order.
-	mu   sync.Mutex
-	book *edsBook
+	mu      sync.Mutex
+	book    *edsBook
+	content []byte // of the newest version, nil before there is one
+
+	saidRestored time.Time
 }
 
 // edsLocked gives a pool the EDS file that cfg says, or none.
@@ -98,6 +103,10 @@ func (rt *Runtime) startEDS(path string) *edsFile {
 		defer rt.contain("keeping " + path)
 		f.run(ctx)
 	})
+	f.done.Go(func() {
+		defer rt.contain("watching " + path)
+		discovery.Watch(ctx, path, f.inspect)
+	})
 	return f
 }
 
@@ -148,6 +157,30 @@ func (f *edsFile) look() {
 	}
 }
 
+// inspect looks whether the file still is what was written last. Envoy reads what
+// somebody else puts there: without these endpoints it fails their requests.
+func (f *edsFile) inspect() {
+	f.mu.Lock()
+	lost := f.content != nil && !f.book.lost && !holdsContent(f.path, f.content)
+	if lost {
+		f.book.lost = true
+	}
+	f.mu.Unlock()
+	if lost {
+		f.look()
+	}
+}
+
+// holdsContent reports whether a file is there and has that content.
+func holdsContent(path string, content []byte) bool {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() || info.Size() != int64(len(content)) {
+		return false
+	}
+	got, err := os.ReadFile(path)
+	return err == nil && bytes.Equal(got, content)
+}
+
 // keep forgets the sources of a pool that it does not have any more.
 func (f *edsFile) keep(p *Pool, sources []string) {
 	f.mu.Lock()
@@ -181,10 +214,16 @@ func (f *edsFile) turn(now time.Time) (next time.Time, err error) {
 	defer f.mu.Unlock()
 	if content, want := f.book.version(now); content != nil {
 		result := "written"
-		if err = replaceFile(f.path, content); err != nil {
+		switch err = replaceFile(f.path, content); {
+		case err != nil:
 			result = "failed"
 			f.book.failed = now
-		} else {
+		case f.book.lost:
+			result = "restored"
+			f.sayRestored(f.rt.now())
+			fallthrough
+		default:
+			f.content = content
 			f.book.written(want, f.rt.now())
 		}
 		f.rt.metrics.edsWrites.WithLabelValues(result).Inc()
@@ -195,6 +234,18 @@ func (f *edsFile) turn(now time.Time) (next time.Time, err error) {
 		g.pool.syncer.SetTargets(g.source, g.targets, g.state)
 	}
 	return f.book.next(now), err
+}
+
+// restoredGap is the least time between two log lines of a file that somebody
+// else changes again and again.
+const restoredGap = time.Minute
+
+// sayRestored needs mu.
+func (f *edsFile) sayRestored(now time.Time) {
+	if now.Sub(f.saidRestored) >= restoredGap {
+		f.saidRestored = now
+		f.rt.log(slog.LevelWarn, "eds.path "+f.path+": somebody else has changed or removed it; it is written again, and has to be this process's alone")
+	}
 }
 
 var errStillFailing = errors.New("a version waits")

@@ -42,11 +42,41 @@ func TestEDSFile(t *testing.T) {
 	if _, err := rt.Load([]byte(config("127.0.0.1:1", eds(dir+"/no/eds.json")))); err == nil || !strings.Contains(err.Error(), "there is no folder "+dir+"/no") {
 		t.Errorf("a folder that is missing: %v", err)
 	}
+	if err := os.Mkdir(filepath.Join(dir, "sub"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	first := load(config("127.0.0.1:1", eds(one)))
 	eventually(t, "the endpoint is known", known(first, "127.0.0.1:1"))
 	if !holds(one, `"127.0.0.1"`)() {
 		t.Error("it is known before it is in the file")
 	}
+	// Somebody else's hands in it, as of one who prints the first content anew.
+	for what, change := range map[string]func() error{
+		"written over": func() error { return os.WriteFile(one, []byte("resources: []\n"), 0o600) },
+		"removed":      func() error { return os.Remove(one) },
+		"another's":    func() error { return os.Rename(filepath.Join(dir, "other.json"), one) },
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "other.json"), []byte("resources: []\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		before := metricValue(t, rt, "shunt_eds_writes_total", "result", "restored")
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "a file that was "+what+" is restored", func() bool {
+			return holds(one, `"127.0.0.1"`)() && metricValue(t, rt, "shunt_eds_writes_total", "result", "restored") == before+1
+		})
+	}
+	logged := 0
+	for len(lines) > 0 {
+		if strings.Contains(<-lines, "somebody else has changed or removed it") {
+			logged++
+		}
+	}
+	if logged != 1 {
+		t.Errorf("that is logged %d times", logged)
+	}
+
 	second := load(config("127.0.0.1:1", eds(two))) // nothing else changes
 	eventually(t, "the endpoint is in the new file", holds(two, `"127.0.0.1"`))
 	first.Release()
@@ -86,4 +116,21 @@ func TestEDSFile(t *testing.T) {
 	}
 	eventually(t, "it is written in the end", known(fifth, "127.0.0.4:1"))
 	fifth.Release()
+
+	// A folder that goes, and comes back.
+	sixth := load(config("127.0.0.5:1", eds(filepath.Join(dir, "sub", "eds.json"))))
+	eventually(t, "the file is in its folder", known(sixth, "127.0.0.5:1"))
+	failed := metricValue(t, rt, "shunt_eds_writes_total", "result", "failed")
+	if err := os.RemoveAll(filepath.Join(dir, "sub")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the failure is counted", func() bool { return metricValue(t, rt, "shunt_eds_writes_total", "result", "failed") > failed })
+	if !known(sixth, "127.0.0.5:1")() {
+		t.Error("an endpoint that Envoy knows is forgotten")
+	}
+	if err := os.Mkdir(filepath.Join(dir, "sub"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the file is back", holds(filepath.Join(dir, "sub", "eds.json"), `"127.0.0.5"`))
+	sixth.Release()
 }

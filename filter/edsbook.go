@@ -58,6 +58,9 @@ type edsBook struct {
 	file   map[netip.AddrPort]bool      // what the newest version holds, nil before there is one
 	wrote  time.Time                    // the newest version
 	failed time.Time                    // the newest that could not be written, zero after one that could
+
+	lost     bool      // what was written last is not in the file any more: somebody else's doing
+	restored time.Time // when it was written again, the last time
 }
 
 func newEDSBook() *edsBook {
@@ -112,23 +115,37 @@ func (b *edsBook) reckon(now time.Time) map[netip.AddrPort]bool {
 // version returns the file's next content, and nil where there is none or its
 // time has not come.
 func (b *edsBook) version(now time.Time) ([]byte, map[netip.AddrPort]bool) {
-	if now.Before(b.wrote.Add(edsGap)) || now.Before(b.failed.Add(edsRetry)) {
+	if now.Before(b.earliest()) {
 		return nil, nil
 	}
 	want := b.reckon(now)
 	if b.holds(want) {
+		b.failed = time.Time{} // what could not be written is not wanted any more
 		return nil, nil
 	}
 	return edsContent(want), want
 }
 
+// earliest is when the next version may be written. What somebody else takes away
+// comes back once a second: it may be another that keeps a file there.
+func (b *edsBook) earliest() time.Time {
+	at := latest(b.wrote.Add(edsGap), b.failed.Add(edsRetry))
+	if b.lost {
+		at = latest(at, b.restored.Add(edsRetry))
+	}
+	return at
+}
+
 // holds reports whether that is what the newest version holds.
 func (b *edsBook) holds(want map[netip.AddrPort]bool) bool {
-	return b.file != nil && maps.Equal(b.file, want)
+	return b.file != nil && !b.lost && maps.Equal(b.file, want)
 }
 
 // written notes that a version is in the file.
 func (b *edsBook) written(want map[netip.AddrPort]bool, now time.Time) {
+	if b.lost {
+		b.lost, b.restored = false, now
+	}
 	b.file, b.wrote, b.failed = want, now, time.Time{}
 	maps.DeleteFunc(b.listed, func(addr netip.AddrPort, _ time.Time) bool { _, ok := want[addr]; return !ok })
 	maps.DeleteFunc(b.gone, func(addr netip.AddrPort, _ time.Time) bool { _, ok := want[addr]; return !ok })
@@ -172,7 +189,7 @@ func (b *edsBook) known(addr netip.AddrPort, now time.Time) bool {
 func (b *edsBook) next(now time.Time) time.Time {
 	var next time.Time
 	by := func(t time.Time) {
-		if t = latest(t, b.wrote.Add(edsGap), b.failed.Add(edsRetry)); next.IsZero() || t.Before(next) {
+		if t = latest(t, b.earliest()); next.IsZero() || t.Before(next) {
 			next = t
 		}
 	}

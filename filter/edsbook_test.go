@@ -162,6 +162,14 @@ func TestEDSBook(t *testing.T) {
 			d.run(10 * time.Second)
 		}, "0s file 10.0.0.1,10.0.0.2; 150ms kubernetes 10.0.0.1,10.0.0.2; 1s file 10.0.0.1,10.0.0.2ing; 1s kubernetes 10.0.0.1; " +
 			"2s file 10.0.0.1,10.0.0.2; 2s kubernetes 10.0.0.1,10.0.0.2"},
+		{"somebody else's file", func(d *bookDriver) {
+			d.put(kube, a)
+			for range 3 { // again and again
+				d.run(100 * time.Millisecond)
+				d.book.lost = true
+				d.run(400 * time.Millisecond)
+			}
+		}, "0s file 10.0.0.1; 150ms kubernetes 10.0.0.1; 250ms file 10.0.0.1; 1.25s file 10.0.0.1"},
 		{"prefill only", func(d *bookDriver) { d.put(kube, prefill, a); d.run(time.Second) },
 			"0s file 10.0.0.1; 150ms kubernetes 10.0.0.9,10.0.0.1"},
 	} {
@@ -197,6 +205,17 @@ func TestEDSBookRetries(t *testing.T) {
 	}
 	if content, _ := b.version(now.Add(edsRetry)); content == nil {
 		t.Error("never written again")
+	}
+
+	// A version that nobody wants any more is not missed.
+	_, want := b.version(now.Add(edsRetry))
+	b.written(want, now.Add(edsRetry))
+	later := now.Add(time.Minute)
+	b.put(key, []pool.Target{edsTarget("10.0.0.1"), edsTarget("10.0.0.2")}, metricsync.Complete)
+	b.failed = later
+	b.put(key, []pool.Target{edsTarget("10.0.0.1")}, metricsync.Complete)
+	if content, _ := b.version(later.Add(edsRetry)); content != nil || !b.failed.IsZero() {
+		t.Errorf("%s is written, failed %v", content, b.failed)
 	}
 }
 

@@ -88,7 +88,7 @@ func newMetrics(version string) *metrics {
 		m.internalErrors.WithLabelValues(where)
 	}
 	m.reloads = counter("config_reloads_total", "Configurations taken and refused.", "result")
-	m.edsWrites = counter("eds_writes_total", "Versions of the file eds.path that were written, and that could not be.", "result")
+	m.edsWrites = counter("eds_writes_total", "Versions of the file eds.path that were written, restored after somebody else had changed the file, and that could not be written.", "result")
 	m.configStale = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "shunt_config_stale", Help: "1 while a configuration file is broken and its last good content is in use.",
 	})
