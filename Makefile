@@ -50,9 +50,10 @@ $(LINT):
 	@mv $(CACHE)/bin/golangci-lint $@
 
 .PHONY: vet
-vet: $(ABI) ## go vet, in both builds
+vet: $(ABI) ## go vet, in all builds
 	go vet ./...
 	go vet -tags shunttest ./filter/... ./build/...
+	go vet -tags nokubernetes ./...
 
 .PHONY: lint
 lint: $(ABI) $(LINT) ## golangci-lint: the import rules of the layout, and more
@@ -62,6 +63,7 @@ lint: $(ABI) $(LINT) ## golangci-lint: the import rules of the layout, and more
 unit: $(ABI) ## unit tests, with -race
 	go test -race $$(go list ./... | grep -vE '/e2e$$|/e2e/hosttest$$')
 	go test -race -tags shunttest ./filter
+	go test -tags nokubernetes ./filter ./internal/discovery
 	go test -run Alloc ./filter ./scorer ./metricsync # -race has allocations of its own
 
 # The modules of the e2e suite can be told to panic and to wait.
