@@ -484,5 +484,41 @@ func (r *resolver) exchange(ctx context.Context, server, name string, kind uint1
 		client.Net = "tcp"
 		msg, _, err = client.ExchangeContext(ctx, question, server)
 	}
-	return msg, err
+	if err == nil {
+		err = nonsense(question, msg)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", server, err)
+	}
+	return msg, nil
+}
+
+// nonsense is why a message is no answer to a question: what is none must not
+// read as that there are no endpoints.
+func nonsense(question, msg *dns.Msg) error {
+	if msg.Rcode != dns.RcodeSuccess && msg.Rcode != dns.RcodeNameError {
+		return nil // an error, whatever else it says
+	}
+	asked := question.Question[0]
+	switch {
+	case !msg.Response:
+		return errors.New("sends a question and no answer")
+	case len(msg.Question) != 1 || !strings.EqualFold(msg.Question[0].Name, asked.Name) || msg.Question[0].Qtype != asked.Qtype || msg.Question[0].Qclass != asked.Qclass:
+		return errors.New("answers another question")
+	case msg.Truncated:
+		return errors.New("cuts its answer over TCP too")
+	}
+	referral := false
+	for _, rr := range msg.Ns {
+		switch rr.(type) {
+		case *dns.SOA:
+			return nil
+		case *dns.NS:
+			referral = true
+		}
+	}
+	if referral && len(msg.Answer) == 0 && msg.Rcode == dns.RcodeSuccess && !msg.Authoritative {
+		return errors.New("refers to other servers, where one is wanted that asks them itself")
+	}
+	return nil
 }

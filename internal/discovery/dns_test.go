@@ -29,7 +29,8 @@ type zone struct {
 	rcode    int  // for all questions
 	deaf     bool // answers nothing
 	noEDNS   bool
-	overTCP  bool // answers over UDP are truncated
+	overTCP  bool                    // answers over UDP are truncated
+	raw      func(q *dns.Msg) []byte // if not nil, what is sent instead
 	asked    map[string]int
 	question chan string // size 100
 }
@@ -77,6 +78,10 @@ func (z *zone) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	if z.deaf {
 		return
 	}
+	if z.raw != nil {
+		_, _ = w.Write(z.raw(q))
+		return
+	}
 	m := new(dns.Msg)
 	m.SetReply(q)
 	_, tcp := w.RemoteAddr().(*net.TCPAddr)
@@ -103,7 +108,7 @@ func (z *zone) set(t *testing.T, records ...string) {
 	t.Helper()
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.rcode, z.deaf = 0, false
+	z.rcode, z.deaf, z.raw = 0, false, nil
 	clear(z.records)
 	for _, text := range records {
 		rr, err := dns.NewRR(text)
@@ -276,6 +281,62 @@ func TestDNSServers(t *testing.T) {
 			t.Error(line)
 		}
 	})
+}
+
+// TestDNSGarbage: what is no answer keeps the last good addresses.
+func TestDNSGarbage(t *testing.T) {
+	edited := func(edit func(m *dns.Msg)) func(q *dns.Msg) []byte {
+		return func(q *dns.Msg) []byte {
+			m := new(dns.Msg)
+			m.SetReply(q)
+			edit(m)
+			text, _ := m.Pack()
+			return text
+		}
+	}
+	record := func(text string) dns.RR {
+		rr, err := dns.NewRR(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rr
+	}
+	for name, raw := range map[string]func(q *dns.Msg) []byte{
+		"nothing":      func(*dns.Msg) []byte { return []byte{} },
+		"noise":        func(*dns.Msg) []byte { return []byte("HTTP/1.1 400 Bad Request\r\n\r\n") },
+		"the question": func(q *dns.Msg) []byte { text, _ := q.Pack(); return text },
+		"half an answer": func(q *dns.Msg) []byte {
+			return edited(func(m *dns.Msg) { m.Answer = []dns.RR{record("a.test. 1 A 10.0.0.9")} })(q)[:30]
+		},
+		"another id":            edited(func(m *dns.Msg) { m.Id++ }),
+		"another name":          edited(func(m *dns.Msg) { m.Question[0].Name = "b.test." }),
+		"another type":          edited(func(m *dns.Msg) { m.Question[0].Qtype = dns.TypeTXT }),
+		"no question":           edited(func(m *dns.Msg) { m.Question = nil }),
+		"a referral":            edited(func(m *dns.Msg) { m.Ns = []dns.RR{record("test. 1 NS ns.test.")} }),
+		"truncated without end": edited(func(m *dns.Msg) { m.Truncated = true }),
+		"a name without end": func(q *dns.Msg) []byte {
+			text := edited(func(*dns.Msg) {})(q)
+			text[7] = 1
+			return append(text, 0xc0, byte(len(text)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			z := newZone(t)
+			z.set(t, "a.test. 1 A 10.0.0.1")
+			o := fastDNS(z, DNSName{Name: "a.test"})
+			o.Timeout = 200 * time.Millisecond // some of this reads as silence
+			source := NewDNS(o)
+			got := follow(t, source)
+			got.wait(t, "10.0.0.1:8000")
+			z.change(func(z *zone) { z.raw = raw })
+			got.wait(t, "10.0.0.1:8000 last-good")
+			if st := source.Status(); !strings.Contains(st.Error, z.addr.String()) {
+				t.Errorf("status %+v", st)
+			}
+			z.set(t, "a.test. 1 A 10.0.0.2")
+			got.wait(t, "10.0.0.2:8000")
+		})
+	}
 }
 
 // TestDNSWaitsForAllNames: half a set is not a full one.
