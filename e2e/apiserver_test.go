@@ -196,6 +196,21 @@ func (s *apiServer) patch(t *testing.T, gvr schema.GroupVersionResource, namespa
 	}
 }
 
+// remove deletes an object and returns what it was.
+func (s *apiServer) remove(t *testing.T, gvr schema.GroupVersionResource, namespace, name string) doc {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	u, err := s.client.Resource(gvr).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.client.Resource(gvr).Namespace(namespace).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return u.Object
+}
+
 // plain is an object as the client wants it: of JSON's types.
 func plain(t *testing.T, object map[string]any) map[string]any {
 	t.Helper()

@@ -147,15 +147,7 @@ func TestEDSKilledEngines(t *testing.T) {
 			e.SetDelays(sim.Delays{BetweenTokens: sim.Duration(time.Second)})
 		}
 		cut := w.metric(t, "shunt_incomplete_answers_total")
-		resp, err := w.h1.Post("http://"+w.addr+"/v1/chat/completions", "application/json",
-			strings.NewReader(`{"model":"m","stream":true,"max_tokens":100000,"messages":[{"role":"user","content":"hi"}]}`))
-		if err != nil || resp.StatusCode != 200 {
-			t.Fatal(resp, err)
-		}
-		defer func() { _ = resp.Body.Close() }()
-		if _, err := io.ReadFull(resp.Body, make([]byte, 10)); err != nil {
-			t.Fatal(err)
-		}
+		_, rest := w.endless(t)
 		for _, e := range w.engines[3:] {
 			if e.Counters().InFlight > 0 {
 				if err := e.Close(); err != nil {
@@ -163,7 +155,7 @@ func TestEDSKilledEngines(t *testing.T) {
 				}
 			}
 		}
-		if _, err := io.Copy(io.Discard, resp.Body); err == nil {
+		if err := rest(); err == nil {
 			t.Error("an answer that was cut ended as if it were whole")
 		}
 		w.waitLoad(t, 0, 0)
@@ -222,19 +214,125 @@ func TestEDSThousand(t *testing.T) {
 		w.write(t, "endpoints.yaml", list(1000))
 		w.run(t)
 		w.waitStat(t, "cluster.shunt_engines.membership_total", func(n int64) bool { return n == 1000 })
-		seen := map[string]bool{}
+		seen := map[string]int64{}
 		for range 50 {
 			r := w.must(t, w.h1, call{body: strings.NewReader(chat), header: header("x-shunt-explain", "1")})
 			if r.status != 200 {
 				t.Fatalf("%v", r)
 			}
-			seen[r.header.Get("X-Shunt-Endpoint")] = true
+			seen[r.header.Get("X-Shunt-Endpoint")]++
 		}
 		if len(seen) < 25 {
 			t.Errorf("50 requests went to %d of 1,000 endpoints", len(seen))
 		}
+		hosts := w.hosts(t)
+		if len(hosts) != 1000 {
+			t.Errorf("/clusters has %d hosts", len(hosts))
+		}
+		for address, h := range hosts { // each has its own counters
+			if h.Stats["rq_total"] != seen[address] || h.Stats["rq_success"] != seen[address] || h.Health != "HEALTHY" {
+				t.Errorf("%s, which answered %d requests: %+v", address, seen[address], h)
+			}
+		}
 		w.write(t, "endpoints.yaml", list(10))
 		w.waitStat(t, "cluster.shunt_engines.membership_total", func(n int64) bool { return n == 10 })
+		for range 10 {
+			if r := w.must(t, w.h1, call{body: strings.NewReader(chat)}); r.status != 200 {
+				t.Fatalf("%v", r)
+			}
+		}
+	})
+}
+
+// TestEDSHostStats: what Envoy counts for each host is what the engine got, where
+// an engine resets, fails and is gone too.
+func TestEDSHostStats(t *testing.T) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
+		// shunt looks at the engines once, so that Envoy finds out first.
+		w := prepareEDS(t, d, setup{engines: 3, config: "fallbacks: 2\nscrape: {interval: 5m, timeout: 10s, staleAfter: 1h}\nhealth: {interval: 5m}\nmodels: {discover: false}\n"})
+		w.run(t)
+		for _, e := range w.engines {
+			w.waitState(t, e, "ready")
+		}
+		send := func(want int) {
+			t.Helper()
+			if r := w.must(t, w.h1, call{body: strings.NewReader(chat)}); r.status != want {
+				t.Fatalf("%v", r)
+			}
+		}
+		got := func(e *sim.Server) int64 { return int64(len(e.Requests("/v1/chat/completions"))) }
+		check := func(when string, e *sim.Server, failed, unreached int64) {
+			t.Helper()
+			eventually(t, "what is counted "+when, func() string {
+				h := w.hosts(t)[e.Addr()]
+				if h.Stats["rq_total"] != got(e) || h.Stats["rq_success"] != got(e)-failed || h.Stats["rq_error"] != failed+unreached || h.Stats["cx_connect_fail"] != unreached {
+					return fmt.Sprintf("the engine got %d requests, Envoy counts %+v", got(e), h)
+				}
+				return ""
+			})
+		}
+		untilMoved := func() {
+			t.Helper()
+			for before := w.metric(t, "shunt_moved_total"); w.metric(t, "shunt_moved_total") == before; {
+				send(200)
+			}
+		}
+		for range 30 {
+			send(200)
+		}
+		resets, fails, dies := w.engines[0], w.engines[1], w.engines[2]
+		if err := resets.SetFaults(sim.Fault{Kind: sim.FaultReset, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+		untilMoved()
+		if err := fails.SetFaults(sim.Fault{Kind: sim.FaultStatus, Status: 500, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+		for r := (reply{status: 200}); r.status == 200; { // an answer, so it is not tried again
+			r = w.must(t, w.h1, call{body: strings.NewReader(chat)})
+		}
+		if err := dies.Close(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "Envoy has no connection to the engine that is gone", func() string {
+			if h := w.hosts(t)[dies.Addr()]; h.Stats["cx_active"] != 0 {
+				return fmt.Sprintf("%+v", h)
+			}
+			return ""
+		})
+		untilMoved()
+		check("of the engine that reset one", resets, 1, 0)
+		check("of the engine that failed one", fails, 1, 0)
+		check("of the engine that is gone", dies, 0, 1)
+		if total := w.stat(t, "cluster.shunt_engines.upstream_rq_total"); total != got(resets)+got(fails)+got(dies) {
+			t.Errorf("the cluster counts %d requests, the engines got %d, %d and %d", total, got(resets), got(fails), got(dies))
+		}
+	})
+}
+
+// TestEDSForeignFile: a file that somebody else replaces comes back, and Envoy's
+// endpoints with it.
+func TestEDSForeignFile(t *testing.T) {
+	allDoorsAtOnce(t, func(t *testing.T, d door) {
+		w := prepareEDS(t, d, setup{config: "fallbacks: 1\n"})
+		w.run(t)
+		w.write(t, "eds.json", `{"resources": [{"@type": "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment", "cluster_name": "shunt_engines",
+"endpoints": [{"lb_endpoints": [{"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 1}}}}]}]}]}`)
+		eventually(t, "the file is written again", func() string {
+			if n := w.metric(t, "shunt_eds_writes_total", "result", "restored"); n != 1 {
+				return fmt.Sprint(n)
+			}
+			return ""
+		})
+		eventually(t, "Envoy knows the engines again", func() string {
+			hosts := w.hosts(t)
+			for _, e := range w.engines {
+				if _, ok := hosts[e.Addr()]; !ok || len(hosts) != len(w.engines) {
+					return fmt.Sprint(hosts)
+				}
+			}
+			return ""
+		})
 		for range 10 {
 			if r := w.must(t, w.h1, call{body: strings.NewReader(chat)}); r.status != 200 {
 				t.Fatalf("%v", r)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,16 +15,21 @@ import (
 	"time"
 
 	"github.com/shuntproxy/shunt/filter"
+	"github.com/shuntproxy/shunt/internal/bootstrap"
 	"github.com/shuntproxy/shunt/internal/sim"
 )
 
 var (
 	kubernetesFlag = flag.String("kubernetes", "", "folder with kube-apiserver and etcd, as build/kubernetes.sh prints it; empty leaves TestKubernetes out")
+	podsFlag       = flag.Int("pods", 250, "how many pods TestKubernetes makes to see what they cost")
 	awayFlag       = flag.Duration("away", 20*time.Second, "how long TestKubernetes keeps the API server away")
 )
 
 // enginePort is the one on which all pods serve, each at an address of its own.
-const enginePort = "18080"
+const (
+	enginePort       = "18080"
+	enginePortNumber = 18080
+)
 
 // kubeWorld is a world whose endpoints are pods of a namespace.
 type kubeWorld struct {
@@ -33,6 +39,7 @@ type kubeWorld struct {
 	net       int // 127.net.0.0/16 has its pods
 	next      int
 	pods      map[string]*sim.Server
+	models    map[string][]string // that a pod was made with
 }
 
 // kubernetes starts a world in a namespace of its own. definition is what stands
@@ -41,10 +48,14 @@ func kubernetes(t *testing.T, d door, api *apiServer, namespace string, network 
 	t.Helper()
 	api.namespace(t, namespace)
 	w := prepareWorld(t, d, setup{engines: 1, config: config, expect: []string{"shunt: pool default: kubernetes: can't (list|watch) "}})
+	if strings.Contains(config, viaEDS) {
+		w.write(t, "eds.json", string(bootstrap.Endpoints()))
+		config += "eds: {path: " + w.file("eds.json") + "}\n"
+	}
 	w.write(t, "kubeconfig.yaml", api.kubeconfig(namespace))
 	w.setup.pools = fmt.Sprintf("pools: {default: {kubernetes: {kubeconfig: %s%s}}}\n", w.file("kubeconfig.yaml"), definition)
 	w.options.Document = []byte(w.document(config))
-	k := &kubeWorld{world: w, api: api, namespace: namespace, net: network, pods: map[string]*sim.Server{}}
+	k := &kubeWorld{world: w, api: api, namespace: namespace, net: network, pods: map[string]*sim.Server{}, models: map[string][]string{}}
 	return k
 }
 
@@ -54,7 +65,7 @@ func (k *kubeWorld) pod(t *testing.T, name, model string) *sim.Server {
 	k.next++
 	host := fmt.Sprintf("127.%d.%d.%d", k.net, k.next/250, 1+k.next%250)
 	e := startEngine(t, sim.Config{Listen: host + ":" + enginePort, Models: []string{"m", "n"}, Output: 4})
-	k.pods[name] = e
+	k.pods[name], k.models[name] = e, []string{model}
 	k.api.createPod(t, k.namespace, name, host, doc{
 		"model.aibrix.ai/name": model, "model.aibrix.ai/port": enginePort, "model.aibrix.ai/metric-port": enginePort, "app": "engine",
 	})
@@ -99,6 +110,7 @@ func TestKubernetes(t *testing.T) {
 	api := startAPIServer(t, *kubernetesFlag)
 	api.installCRDs(t)
 	t.Run("docs", func(t *testing.T) { discoveryCommands(t, api) })
+	t.Run("manifests", func(t *testing.T) { manifestsAreAccepted(t, api) })
 	network := 100
 	eachDoor(t, func(t *testing.T, d door) {
 		network += 10
@@ -113,8 +125,22 @@ func TestKubernetes(t *testing.T) {
 			objectiveChanges(t, kubernetes(t, d, api, d.name+"-objective", network+3, ", inferencePool: engines",
 				"flowControl: {enabled: true, saturation: concurrency, maxConcurrency: 1, ttl: 10m}\nslowStart: 0s\nmodels: {discover: false}\n"))
 		})
+		t.Run("rollout with EDS", func(t *testing.T) {
+			rollout(t, kubernetes(t, d, api, d.name+"-rollout-eds", network+4, "", viaEDS))
+		})
+		t.Run("labels with EDS", func(t *testing.T) {
+			labelChanges(t, kubernetes(t, d, api, d.name+"-labels-eds", network+5, "", viaEDS+"models: {discover: false}\n"))
+		})
+		t.Run("killed with EDS", func(t *testing.T) {
+			podsKilled(t, kubernetes(t, d, api, d.name+"-killed", network+6, "", viaEDS+"models: {discover: false}\n"))
+		})
+		t.Run("permissions", func(t *testing.T) { permissions(t, d, api, network+7) })
+		t.Run("many pods", func(t *testing.T) {
+			manyPods(t, kubernetes(t, d, api, d.name+"-many", network, "", viaEDS+"runtime: {memoryLimit: 256MiB}\nscrape: {interval: 1m, timeout: 10s, staleAfter: 10m}\nhealth: {interval: 1m}\n"), *podsFlag)
+		})
 		t.Run("server away", func(t *testing.T) {
-			serverAway(t, kubernetes(t, d, api, d.name+"-away", network+4, "", "models: {discover: false}\n"))
+			serverAway(t, api, kubernetes(t, d, api, d.name+"-away", network+8, "", "models: {discover: false}\n"),
+				kubernetes(t, d, api, d.name+"-away-eds", network+9, "", viaEDS+"models: {discover: false}\n"))
 		})
 	})
 }
@@ -183,7 +209,7 @@ func rollout(t *testing.T, k *kubeWorld) {
 	}
 	l := k.startLoad(t, 8, "m")
 	l.more(t, 100)
-	var slowest time.Duration
+	var slowest, latest time.Duration
 	late := map[string]int{}
 	for i := 0; i < pods; i += step {
 		for j := i; j < i+step; j++ {
@@ -206,10 +232,16 @@ func rollout(t *testing.T, k *kubeWorld) {
 		for name := range deleted {
 			late[name] = k.asked(k.pods[name])
 		}
+		if k.eds() {
+			k.draining(t, slices.Collect(maps.Keys(deleted))...)
+		}
 		l.more(t, 20)
-		for name := range deleted { // as a kubelet does once the containers have ended
+		for name, at := range deleted { // as a kubelet does once the containers have ended
 			if got := k.asked(k.pods[name]); got != late[name] {
 				t.Errorf("%s got %d requests after its end was known", name, got-late[name])
+			}
+			if all := k.pods[name].Requests("/v1/chat/completions"); len(all) > 0 {
+				latest = max(latest, all[len(all)-1].At.Sub(at))
 			}
 			if err := k.pods[name].Close(); err != nil {
 				t.Fatal(err)
@@ -224,8 +256,13 @@ func rollout(t *testing.T, k *kubeWorld) {
 	if n := l.cut.Load(); n > 0 {
 		t.Errorf("%d answers were cut", n)
 	}
-	t.Logf("%d requests answered; the slowest deletion was seen in /statusz.json after %v", l.answered.Load(), slowest)
+	t.Logf("%d requests answered; the slowest deletion was seen in /statusz.json after %v; the latest request came to a pod %v after its deletion",
+		l.answered.Load(), slowest, latest)
 	k.waitLoad(t, 0, 0)
+	k.ownModelsOnly(t)
+	if k.eds() {
+		k.inEDS(t, func(name string) bool { return strings.HasPrefix(name, "new-") })
+	}
 }
 
 // labelChanges moves a pod to another model, makes one unready, and takes the
@@ -256,6 +293,9 @@ func labelChanges(t *testing.T, k *kubeWorld) {
 	if got := k.asked(moves); got != before+1 {
 		t.Errorf("the model's pod got %d requests, want 1", got-before)
 	}
+	if k.eds() {
+		k.inEDS(t, func(string) bool { return true })
+	}
 
 	k.api.patch(t, podsResource, k.namespace, "moves", doc{"metadata": doc{"labels": doc{"model.aibrix.ai/name": "m"}}})
 	wait(t, moves, func(sim.Counters) bool { return k.asked(moves) > before+5 })
@@ -266,6 +306,9 @@ func labelChanges(t *testing.T, k *kubeWorld) {
 
 	k.api.patch(t, podsResource, k.namespace, "moves", doc{"metadata": doc{"labels": doc{"model.aibrix.ai/name": nil}}})
 	k.waitPod(t, "moves", "")
+	if k.eds() {
+		k.inEDS(t, func(name string) bool { return name == "stays" })
+	}
 	l.more(t, 20)
 	l.check(t)
 }
@@ -328,11 +371,9 @@ func objectiveChanges(t *testing.T, k *kubeWorld) {
 			"spec": doc{"priority": 1, "poolRef": doc{"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "engines"}},
 		})
 	}
-	port := 0
-	_, _ = fmt.Sscan(enginePort, &port) // a constant
 	k.api.create(t, poolsGVR, k.namespace, doc{
 		"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": doc{"name": "engines"},
-		"spec": doc{"selector": doc{"matchLabels": doc{"app": "engine"}}, "targetPorts": []any{doc{"number": port}}},
+		"spec": doc{"selector": doc{"matchLabels": doc{"app": "engine"}}, "targetPorts": []any{doc{"number": enginePortNumber}}},
 	})
 	e := k.pod(t, "busy", "m")
 	k.pod(t, "idle", "n")
@@ -391,52 +432,60 @@ func objectiveChanges(t *testing.T, k *kubeWorld) {
 
 // serverAway kills the API server under load and starts it again: nothing
 // fails, it shows, and a change made on its return arrives.
-func serverAway(t *testing.T, k *kubeWorld) {
-	k.pod(t, "one", "m")
-	two := k.pod(t, "two", "m")
-	k.run(t)
-	k.waitPod(t, "one", "ready")
-	k.waitPod(t, "two", "ready")
-	if up := k.metric(t, "shunt_discovery_up"); up != 1 {
-		t.Errorf("shunt_discovery_up is %v", up)
+func serverAway(t *testing.T, api *apiServer, worlds ...*kubeWorld) {
+	var loads []*load
+	for _, k := range worlds {
+		k.pod(t, "one", "m")
+		k.pod(t, "two", "m")
+		k.run(t)
+		k.waitPod(t, "one", "ready")
+		k.waitPod(t, "two", "ready")
+		k.sourceUp(t, 1)
+		loads = append(loads, k.startLoad(t, 4, "m"))
 	}
-	l := k.startLoad(t, 4, "m")
-	k.api.kill(t)
+	api.kill(t)
 	away := time.NewTimer(*awayFlag)
 	defer away.Stop()
-	eventually(t, "shunt says that the server is away", func() string {
-		if up := k.metric(t, "shunt_discovery_up"); up != 0 {
-			return fmt.Sprint(up)
-		}
-		return ""
-	})
+	for _, k := range worlds {
+		k.sourceUp(t, 0)
+	}
 	<-away.C
-	l.more(t, 50)
-	k.waitPod(t, "one", "ready")
-	k.waitPod(t, "two", "ready")
-	k.api.start(t)
-	k.api.patch(t, podsResource, k.namespace, "two", doc{"metadata": doc{"labels": doc{"model.aibrix.ai/name": "n"}}})
-	began := time.Now()
-	eventually(t, "the change arrives", func() string {
-		if e := k.endpointOf(t, "two"); e == nil || e.Model != "n" {
-			return fmt.Sprintf("%+v", e)
-		}
-		return ""
-	})
-	took := time.Since(began)
-	k.must(t, k.h1, call{body: strings.NewReader(strings.Replace(chat, `"m"`, `"n"`, 1))})
-	if k.asked(two) == 0 {
-		t.Error("the pod that moved got nothing")
+	for i, k := range worlds {
+		loads[i].more(t, 50)
+		k.waitPod(t, "one", "ready")
+		k.waitPod(t, "two", "ready")
 	}
-	eventually(t, "shunt says that the server is back", func() string {
-		if up := k.metric(t, "shunt_discovery_up"); up != 1 {
+	api.start(t)
+	for i, k := range worlds {
+		k.api.patch(t, podsResource, k.namespace, "two", doc{"metadata": doc{"labels": doc{"model.aibrix.ai/name": "n"}}})
+		began := time.Now()
+		eventually(t, "the change arrives", func() string {
+			if e := k.endpointOf(t, "two"); e == nil || e.Model != "n" {
+				return fmt.Sprintf("%+v", e)
+			}
+			return ""
+		})
+		took := time.Since(began)
+		k.must(t, k.h1, call{body: strings.NewReader(strings.Replace(chat, `"m"`, `"n"`, 1))})
+		if k.asked(k.pods["two"]) == 0 {
+			t.Error("the pod that moved got nothing")
+		}
+		k.sourceUp(t, 1)
+		loads[i].check(t)
+		if n := strings.Count(strings.Join(k.envoy.Log(), "\n"), "keeping the last good set"); n != 1 {
+			t.Errorf("that the server is away is logged %d times", n)
+		}
+		t.Logf("%d requests answered; the change arrived %v after the server", loads[i].answered.Load(), took)
+	}
+}
+
+// sourceUp waits until shunt says that the API server can, or can't, be asked.
+func (k *kubeWorld) sourceUp(t *testing.T, want float64) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("shunt_discovery_up is %v", want), func() string {
+		if up := k.metric(t, "shunt_discovery_up"); up != want {
 			return fmt.Sprint(up)
 		}
 		return ""
 	})
-	l.check(t)
-	if n := strings.Count(strings.Join(k.envoy.Log(), "\n"), "keeping the last good set"); n != 1 {
-		t.Errorf("that the server is away is logged %d times", n)
-	}
-	t.Logf("%d requests answered; the change arrived %v after the server", l.answered.Load(), took)
 }

@@ -112,3 +112,60 @@ func parseListeners(body []byte) (map[string]string, error) {
 	}
 	return addrs, nil
 }
+
+// Host is a host of a cluster, as one Envoy sees it.
+type Host struct {
+	// Health is what EDS says of it: HEALTHY, DRAINING and the like.
+	Health string
+	// Stats are its counters and gauges, such as rq_total and cx_connect_fail.
+	Stats map[string]int64
+}
+
+// Hosts are the hosts of a cluster by ip:port, from /clusters; none where there is no such cluster.
+func (e *Envoy) Hosts(ctx context.Context, cluster string) (map[string]Host, error) {
+	body, err := e.get(ctx, "/clusters?format=json")
+	if err != nil {
+		return nil, err
+	}
+	return parseHosts(body, cluster)
+}
+
+func parseHosts(body []byte, cluster string) (map[string]Host, error) {
+	var page struct {
+		Clusters []struct {
+			Name  string `json:"name"`
+			Hosts []struct {
+				Address struct {
+					Socket struct {
+						Address string `json:"address"`
+						Port    int    `json:"port_value"`
+					} `json:"socket_address"`
+				} `json:"address"`
+				Stats []struct {
+					Name  string `json:"name"`
+					Value int64  `json:"value,string"` // 0 is left out
+				} `json:"stats"`
+				Health struct {
+					EDS string `json:"eds_health_status"`
+				} `json:"health_status"`
+			} `json:"host_statuses"`
+		} `json:"cluster_statuses"`
+	}
+	if err := json.Unmarshal(body, &page); err != nil {
+		return nil, fmt.Errorf("envoy admin /clusters: %w", err)
+	}
+	hosts := map[string]Host{}
+	for _, c := range page.Clusters {
+		if c.Name != cluster {
+			continue
+		}
+		for _, h := range c.Hosts {
+			host := Host{Health: h.Health.EDS, Stats: make(map[string]int64, len(h.Stats))}
+			for _, s := range h.Stats {
+				host.Stats[s.Name] = s.Value
+			}
+			hosts[net.JoinHostPort(h.Address.Socket.Address, strconv.Itoa(h.Address.Socket.Port))] = host
+		}
+	}
+	return hosts, nil
+}

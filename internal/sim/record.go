@@ -1,10 +1,14 @@
 package sim
 
-import "net/http"
+import (
+	"net/http"
+	"time"
+)
 
 // Received is one request as it arrived. Header names are in Go's canonical form; repeated ones keep every value.
 type Received struct {
 	Seq           int         `json:"seq"` // 1, 2, 3 … since the last reset
+	At            time.Time   `json:"at"`  // its headers came
 	Method        string      `json:"method"`
 	Path          string      `json:"path"`
 	Query         string      `json:"query,omitempty"`

@@ -106,6 +106,7 @@ func (x *exchange) handle() {
 func (s *Server) begin(w http.ResponseWriter, r *http.Request) *exchange {
 	x := &exchange{s: s, w: w, r: r, begun: time.Now()}
 	x.rec = received(r)
+	x.rec.At = x.begun
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
