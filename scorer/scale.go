@@ -84,7 +84,7 @@ func (n scale) of(v float64) float64 {
 	case v == math.Inf(1):
 		return 0
 	default:
-		return (n.from - v) * n.per
+		return min(1, (n.from-v)*n.per) // which rounding may have passed
 	}
 }
 

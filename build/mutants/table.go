@@ -102,7 +102,7 @@ func mutants() []mutant {
 	weigh("weights", "all equal is 1", "n.equal = !n.unit && math.IsInf(n.per, 0)", "n.equal = false")
 	weigh("weights", "who can't be scored counts with the mean", "case v != v:\n\t\treturn n.mean", "case v != v:\n\t\treturn 0")
 	guard("doubted", "is left out", "if g.Doubted && live.Doubted(in.Now) {", "if false {")
-	guard("wedged", "is left out", "if g.Wedged && live.Wedged(now) {", "if false {")
+	guard("wedged", "is left out", "if g.Wedged && live.Wedged(now) {", "if g.Wedged && live.Wedged(now) && false {")
 	guard("overload-veto", "is left out", "if g.OverloadVeto && s.Overloaded(i, in.Now) {", "if false {")
 	guard("pushback", "a smaller share", "pushbackPasses, pushbackOf = 1, 4", "pushbackPasses, pushbackOf = 4, 4")
 	guard("slow-start", "a share by age", "< int(share*parts)", "< int((1+0*share)*parts)")

@@ -300,6 +300,12 @@ func WriteTable(w io.Writer, rows []*Result) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	for _, r := range rows {
+		if r.Refused > 0 {
+			fmt.Fprintf(w, "%s, speed %g, %s: %d of %d requests are too long for an engine and have no part in these figures\n",
+				r.Workload, r.Speed, r.Policy, r.Refused, r.Requests)
+		}
+	}
 	return writeObjectives(w, rows)
 }
 

@@ -2,6 +2,8 @@ package simulate
 
 import (
 	"bufio"
+	"bytes"
+	"compress/gzip"
 	"encoding/csv"
 	"encoding/json"
 	"errors"
@@ -20,12 +22,16 @@ func Formats() []string { return []string{"mooncake", "azure", "burstgpt"} }
 // maxTokens bounds a trace's prompts and outputs.
 const maxTokens = 16 << 20
 
-// ReadTrace reads a trace in one of the Formats. Its first request arrives at 0.
-// Lines with a prompt or an output of no tokens are failed requests, left out and
+// ReadTrace reads a trace in one of the Formats, compressed with gzip or not, in
+// any order of time. Its first request arrives at 0. Empty lines and a byte order
+// mark are skipped. Lines with a prompt or an output of no tokens are failed requests, left out and
 // counted.
 func ReadTrace(r io.Reader, format string) (*Workload, error) {
 	w := &Workload{Name: format}
-	var err error
+	r, err := unpacked(r)
+	if err != nil {
+		return nil, err
+	}
 	switch format {
 	case "mooncake":
 		err = w.readMooncake(r)
@@ -50,6 +56,23 @@ func ReadTrace(r io.Reader, format string) (*Workload, error) {
 	return w, nil
 }
 
+// unpacked returns what a file says that may be compressed, without a byte order
+// mark.
+func unpacked(r io.Reader) (io.Reader, error) {
+	in := bufio.NewReader(r)
+	if head, _ := in.Peek(2); bytes.Equal(head, []byte{0x1f, 0x8b}) {
+		out, err := gzip.NewReader(in)
+		if err != nil {
+			return nil, err
+		}
+		in = bufio.NewReader(out)
+	}
+	if head, _ := in.Peek(3); string(head) == "\ufeff" {
+		_, _ = in.Discard(len(head)) // they are there
+	}
+	return in, nil
+}
+
 // mooncakeBlock is the tokens of one hash id.
 const mooncakeBlock = 512
 
@@ -57,6 +80,7 @@ const mooncakeBlock = 512
 // "output_length": 500, "hash_ids": [0, 1, 2]}: milliseconds, tokens, and an id
 // for each 512 tokens of the prompt, the last perhaps for less.
 func (w *Workload) readMooncake(r io.Reader) error {
+	const wanted = "an object with timestamp, input_length and output_length (whole numbers) is wanted"
 	in := bufio.NewScanner(r)
 	in.Buffer(nil, 16<<20)
 	for n := 1; in.Scan(); n++ {
@@ -70,10 +94,10 @@ func (w *Workload) readMooncake(r io.Reader) error {
 			IDs       []int64  `json:"hash_ids"`
 		}
 		if err := json.Unmarshal(in.Bytes(), &line); err != nil {
-			return fmt.Errorf("line %d: %w", n, err)
+			return fmt.Errorf("line %d: %s: %w", n, wanted, err)
 		}
 		if line.Timestamp == nil || line.Input == nil || line.Output == nil {
-			return fmt.Errorf("line %d: timestamp, input_length and output_length are wanted", n)
+			return fmt.Errorf("line %d: %s", n, wanted)
 		}
 		req := Request{At: time.Duration(*line.Timestamp * float64(time.Millisecond)), Prompt: *line.Input, Output: *line.Output}
 		if err := checkLine(&req, *line.Timestamp); err != nil {
@@ -125,13 +149,13 @@ func (w *Workload) readCSV(r io.Reader, columns []string, parse func(string) (ti
 	var at [3]int
 	for i, name := range columns {
 		at[i] = slices.IndexFunc(header, func(h string) bool {
-			return strings.EqualFold(strings.TrimSpace(strings.TrimPrefix(h, "\ufeff")), name)
+			return strings.EqualFold(strings.TrimSpace(h), name)
 		})
 		if at[i] < 0 {
 			return fmt.Errorf("the header has no column %q", name)
 		}
 	}
-	for n := 2; ; n++ {
+	for {
 		line, err := in.Read()
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -139,6 +163,7 @@ func (w *Workload) readCSV(r io.Reader, columns []string, parse func(string) (ti
 		if err != nil {
 			return err
 		}
+		n, _ := in.FieldPos(0)
 		if len(line) <= slices.Max(at[:]) {
 			return fmt.Errorf("line %d: %d columns, too few", n, len(line))
 		}
@@ -165,7 +190,7 @@ func (w *Workload) readCSV(r io.Reader, columns []string, parse func(string) (ti
 // azureTime reads 2023-11-16 18:17:03.9799600, and the same with an offset.
 func azureTime(s string) (time.Duration, error) {
 	for _, layout := range []string{"2006-01-02 15:04:05", "2006-01-02 15:04:05Z07:00", "2006-01-02T15:04:05", time.RFC3339} {
-		if t, err := time.Parse(layout, s); err == nil {
+		if t, err := time.Parse(layout, s); err == nil && t.Year() >= 1970 && t.Year() < 2200 {
 			return time.Duration(t.UnixNano()), nil
 		}
 	}

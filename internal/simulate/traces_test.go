@@ -2,12 +2,14 @@ package simulate
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"io"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -30,10 +32,18 @@ func TestReadTrace(t *testing.T) {
 		{"azure", "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2024-05-10 00:00:01.5+00:00,7,10\r\n2024-05-10 00:00:00+00:00,3,8\r\n", []time.Duration{0, 1500 * time.Millisecond}, []int{3, 7}, 0},
 		{"burstgpt", "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n45.5,ChatGPT,1087,230,1317,Conversation log\n46,GPT-4,20,0,20,API log\n", []time.Duration{0, 40500 * time.Millisecond}, []int{472, 1087}, 1},
 	} {
+		var packed bytes.Buffer
+		zip := gzip.NewWriter(&packed)
+		_, _ = zip.Write([]byte("\ufeff" + strings.ReplaceAll(c.text, "\n", "\r\n\r\n")))
+		_ = zip.Close()
 		w, err := ReadTrace(strings.NewReader(c.text), c.format)
-		if err != nil {
+		same, err2 := ReadTrace(&packed, c.format)
+		if err = errors.Join(err, err2); err != nil {
 			t.Errorf("%s: %v", c.format, err)
 			continue
+		}
+		if !reflect.DeepEqual(w, same) {
+			t.Errorf("%s: compressed, with a byte order mark, empty lines and CRLF it has %d requests, not %d", c.format, len(same.Requests), len(w.Requests))
 		}
 		var at []time.Duration
 		var prompt []int
@@ -64,6 +74,9 @@ func TestReadTraceErrors(t *testing.T) {
 		{"azure", "a,b,c\n", `no column "TIMESTAMP"`},
 		{"azure", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "line 2"},
 		{"azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00,x,1\n", "line 2"},
+		{"azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n\n\n9024-05-10 00:00:00,1,1\n", "line 4"},
+		{"mooncake", "[{}]", "line 1: an object with timestamp"},
+		{"mooncake", "\x1f\x8b\x08", "EOF"},
 		{"burstgpt", "Timestamp,Request tokens,Response tokens\n1,2\n", "line 2"},
 	} {
 		if _, err := ReadTrace(strings.NewReader(c.text), c.format); err == nil || !strings.Contains(err.Error(), c.want) {
