@@ -498,6 +498,10 @@ func classify(end End) (pool.FaultKind, bool) {
 	cause, early := strings.CutPrefix(end.Details, before)
 	cause, late := strings.CutPrefix(cause, after)
 	switch {
+	case end.Details == "no_healthy_upstream" && !end.Answered:
+		// Envoy had nobody left to send to: an EDS cluster says so of a retry whose
+		// list is used up, whatever the tries before it met.
+		return pool.FaultConnect, true
 	case !early && !late, early == end.Answered:
 		return 0, false
 	case strings.HasPrefix(cause, "overflow"), strings.HasPrefix(cause, "overload_manager"),
