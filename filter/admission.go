@@ -173,7 +173,7 @@ func (r *Request) take(snap *pool.Snapshot, index []int32, now time.Time, v *Ver
 }
 
 // redeem sends a request for which a slot of hold is held, and reports whether
-// it could: the endpoint may have gone meanwhile. It may go elsewhere, if there
+// it could: the endpoint may have gone meanwhile, or be doubted. It may go elsewhere, if there
 // is room beside what others hold.
 func (r *Request) redeem(snap *pool.Snapshot, index []int32, hold *pool.Live, now time.Time, v *Verdict) bool {
 	a := newAdmission(&r.set.flow.Detector, snap, now)

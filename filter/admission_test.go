@@ -425,6 +425,39 @@ func TestGrantedEndpointGoes(t *testing.T) {
 	}
 }
 
+// TestGrantedEndpointIsDoubted: a request that was granted a slot before the
+// fault, and not yet sent, keeps its place in the queue, or goes elsewhere.
+func TestGrantedEndpointIsDoubted(t *testing.T) {
+	w := newWorld(t, oneAtATime)
+	one, two := ep(1, "m"), ep(2, "m")
+	w.publish("default", one, two)
+	a, b := w.asks(t, ""), w.asks(t, "")
+	first, later := w.asks(t, ""), w.asks(t, "")
+	running := map[string]*stream{a.v.Destination: a, b.v.Destination: b}
+	fail := func(s *stream) {
+		t.Helper()
+		s.finish(End{}) // by itself; its slot is granted
+		w.pool("default").holder.Report(pool.Fault{Live: one.Live, Kind: pool.FaultCut, At: w.now()})
+	}
+	fail(running["10.0.0.1:8000"])
+	if v := first.resume(t); v.Action != Wait || one.Live.InFlight() != 0 {
+		t.Fatalf("sent to an endpoint that is doubted: %s", show(v))
+	}
+	running["10.0.0.2:8000"].finish(End{})
+	if v := first.resume(t); v.Destination != "10.0.0.2:8000" || later.posted() {
+		t.Fatalf("it lost its place: %s", show(v))
+	}
+	one.Live.Trust(w.now())
+	w.publish("default", one, two)
+	first.finish(End{}) // and the second has room: that is where it goes
+	fail(first)
+	if v := later.resume(t); v.Destination != "10.0.0.2:8000" {
+		t.Fatalf("got %s", show(v))
+	}
+	later.finish(End{})
+	w.idle(t)
+}
+
 // TestSentToAFullEndpoint: a request whose own, older configuration finds full
 // what the newest has room on is sent in the end, and counted.
 func TestSentToAFullEndpoint(t *testing.T) {

@@ -67,14 +67,14 @@ func (c *Controller) Return(hold *pool.Live) {
 
 // Open appends to into those of candidates that a granted request may be sent
 // to: those with room beside the ones that others hold, and the endpoint that it
-// holds a slot on, which is at position held.
+// holds a slot on, which is at position held, unless that is doubted since.
 func (c *Controller) Open(snap *pool.Snapshot, candidates []int32, hold *pool.Live, into []int32) (open []int32, held int32) {
 	c.room.mu.Lock()
 	defer c.room.mu.Unlock()
 	view := c.config.Detector.View(snap, c.room.clock())
 	held = -1
 	for _, i := range candidates {
-		if snap.Live(i) == hold {
+		if snap.Live(i) == hold && !view.Doubted(i) {
 			held = i
 		} else if view.room(i, c.sinceOf(snap, i)) <= 0 {
 			continue
