@@ -29,7 +29,7 @@ type Live struct {
 	prefill     atomic.Int64  // uncached prompt tokens whose first token is not back yet
 	cost        atomic.Int64  // normalised load, in units of costUnit
 	sign        atomic.Int64  // Stamp of the last sign of life
-	trouble     atomic.Int64  // Stamp from which on it neither has pushed back nor is doubted
+	trouble     atomic.Int64  // Stamp from which on it neither has pushed back nor is doubted, or later
 	outputRate  atomic.Uint64 // float64, tokens per second
 	prefillRate atomic.Uint64 // float64, tokens per second
 
@@ -353,7 +353,7 @@ func average(rate *atomic.Uint64, x, weight float64) {
 // FaultKind is a way in which an endpoint failed a request.
 type FaultKind uint8
 
-// The faults. All make an endpoint doubted and its serving port asked at once.
+// The faults. All make an endpoint doubted and its serving port asked soon.
 const (
 	// FaultReset is a reset before response headers that neither the client
 	// nor a timeout caused. It counts towards setting the endpoint aside.

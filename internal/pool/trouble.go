@@ -1,6 +1,9 @@
 package pool
 
-import "time"
+import (
+	"sync/atomic"
+	"time"
+)
 
 const (
 	// pushbackSpan is for how long a 429 or 503 lowers an endpoint's share.
@@ -15,8 +18,8 @@ const (
 // 503. It is no fault.
 func (l *Live) Pushback(now time.Time) {
 	until := Stamp(now.Add(pushbackSpan))
-	l.pushedBack.Store(until)
-	l.troubled(until)
+	raise(&l.trouble, until) // as in Doubt
+	raise(&l.pushedBack, until)
 }
 
 // PushedBack reports whether the endpoint pushed back a moment ago.
@@ -29,8 +32,8 @@ func (l *Live) PushedBack(now time.Time) bool {
 // became free there is none.
 func (l *Live) Doubt(at time.Time) {
 	stamp := Stamp(at)
-	l.doubted.Store(stamp)
-	l.troubled(stamp + int64(doubtSpan))
+	raise(&l.trouble, stamp+int64(doubtSpan)) // first, or a pick would not look
+	raise(&l.doubted, stamp)                  // a worker that comes late hides no newer fault
 }
 
 // Doubted reports whether the endpoint had a fault and has not answered since.
@@ -46,12 +49,11 @@ func (l *Live) Trust(asked time.Time) bool {
 	return at != 0 && at <= Stamp(asked) && l.doubted.CompareAndSwap(at, 0)
 }
 
-// troubled keeps the quick answer of Snapshot.Troubled. It may say yes for too
-// long, and never no too early.
-func (l *Live) troubled(until int64) {
+// raise sets a to stamp unless it is later already.
+func raise(a *atomic.Int64, stamp int64) {
 	for {
-		old := l.trouble.Load()
-		if old >= until || l.trouble.CompareAndSwap(old, until) {
+		old := a.Load()
+		if old >= stamp || a.CompareAndSwap(old, stamp) {
 			return
 		}
 	}

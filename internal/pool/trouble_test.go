@@ -27,6 +27,7 @@ func TestDoubt(t *testing.T) {
 		t.Error("not for 10 s")
 	}
 	l.Doubt(at(20))
+	l.Doubt(at(10)) // a worker that was slow
 	if l.Trust(at(19)) || !l.Doubted(at(20)) {
 		t.Error("an answer to who asked before the fault says nothing")
 	}
