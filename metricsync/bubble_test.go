@@ -97,6 +97,7 @@ type world struct {
 	mu        sync.Mutex
 	lines     []string
 	published int
+	first     func(*pool.Snapshot) // is called with the next snapshot, nil for nothing
 }
 
 // bubble runs f in fake time with engines at 10.0.0.1:8000 and so on.
@@ -133,6 +134,10 @@ func (w *world) newSyncer(cfg Config) *Syncer {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.published++
+			if w.first != nil {
+				w.first(s)
+				w.first = nil
+			}
 			if s != w.holder.Load() {
 				w.Error("OnPublish is told of what the holder has not")
 			}

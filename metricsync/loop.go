@@ -221,24 +221,30 @@ func (s *Syncer) serveLoop(ctx context.Context, e *endpoint, t pool.Target) {
 	defer timer.Stop()
 	for {
 		cfg := s.cfg.Load()
-		p.asked = e.wantProbe.Load()
+		now := time.Now()
+		if !e.wantProbe.Load() {
+			p.asked = time.Time{}
+		} else if p.asked.IsZero() {
+			p.asked = now
+		}
 		p.ready, p.blind = e.ready.Load(), e.blind.Load()
 		l.asked = e.wantList.Load()
 		if l.ready = p.ready; !l.ready {
 			l.last, l.failed = time.Time{}, false
 		}
-		now := time.Now()
 		probeAt, probing := nextProbe(p, cfg)
 		listAt, listing := nextList(l, cfg, s.origin, e.phase)
 		switch {
 		case probing && !probeAt.After(now):
 			e.wantProbe.Store(false)
+			p.asked = time.Time{}
+			asked := time.Now() // after that: a fault that this probe says nothing of asks for another
 			err := s.probe(ctx, cfg, t)
 			if ctx.Err() != nil {
 				return
 			}
 			p.last, p.failed = time.Now(), err != nil
-			s.send(ctx, event{e: e, probe: &probeResult{now, err}})
+			s.send(ctx, event{e: e, probe: &probeResult{asked, err}})
 			continue
 		case listing && !listAt.After(now):
 			e.wantList.Store(false)

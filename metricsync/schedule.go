@@ -16,6 +16,10 @@ const (
 	// probeGap is the least time between two probes of one endpoint, however
 	// many requests fail to connect.
 	probeGap = 20 * time.Millisecond
+	// probeDelay is the least time from the first of these to a probe. The kernel
+	// closes what a dying process has open one after another, most often the
+	// listener last: who connects at the first reset still can.
+	probeDelay = 10 * time.Millisecond
 	// listEvery is how often a ready endpoint is asked for its models, spread over
 	// a pool by phase, and listRetry how long after an answer that was none.
 	listEvery = 30 * time.Second
@@ -58,7 +62,7 @@ func nextScrape(now time.Duration, cfg *Config, phase uint64, failures int) time
 type probeState struct {
 	last   time.Time // zero before the first
 	failed bool      // the last probe did
-	asked  bool      // a request could not connect, or scrapes began to fail
+	asked  time.Time // since when a fault, or scrapes that began to fail, ask for one; zero for not
 	ready  bool      // as the writer sees it
 	blind  bool      // scrapes fail, or there are none
 }
@@ -68,8 +72,12 @@ func nextProbe(s probeState, cfg *Config) (at time.Time, ok bool) {
 	switch {
 	case s.last.IsZero():
 		return s.last, true
-	case s.asked:
-		return s.last.Add(probeGap), true
+	case !s.asked.IsZero():
+		at = s.last.Add(probeGap)
+		if settled := s.asked.Add(probeDelay); settled.After(at) {
+			at = settled
+		}
+		return at, true
 	case cfg.Health.Path != "":
 		return s.last.Add(cfg.Health.Interval), true
 	case !s.ready || s.blind || s.failed:

@@ -86,9 +86,10 @@ func TestNextProbe(t *testing.T) {
 		{"not ready", probeState{last: at}, plain, time.Second},
 		{"blind", probeState{last: at, ready: true, blind: true}, plain, time.Second},
 		{"after a failure", probeState{last: at, ready: true, failed: true}, plain, time.Second},
-		{"asked", probeState{last: at, ready: true, asked: true}, plain, probeGap},
+		{"asked soon after one", probeState{last: at, ready: true, asked: at.Add(1)}, plain, probeGap},
+		{"asked long after", probeState{last: at, ready: true, asked: at.Add(time.Second)}, plain, time.Second + probeDelay},
 		{"health", probeState{last: at, ready: true}, health, 3 * time.Second},
-		{"health, asked", probeState{last: at, ready: true, asked: true}, health, probeGap},
+		{"health, asked", probeState{last: at, ready: true, asked: at.Add(1)}, health, probeGap},
 	} {
 		got, ok := nextProbe(c.s, c.cfg)
 		if ok != (c.wait >= 0) || ok && got.Sub(at) != c.wait {

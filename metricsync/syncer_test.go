@@ -292,6 +292,29 @@ func TestDoubt(t *testing.T) {
 	})
 }
 
+// TestDoubtOfALostFault: of an endpoint whose fault found the queue full, and came
+// after the last probe began, another probe tells.
+func TestDoubtOfALostFault(t *testing.T) {
+	bubble(t, 1, Config{Interval: time.Minute, StaleAfter: time.Hour}, func(w *world) {
+		w.first = func(s *pool.Snapshot) { // the writer does not run yet
+			at := time.Now().Add(probeGap + probeGap/2)
+			for w.holder.DroppedFaults() == 0 {
+				w.holder.Report(pool.Fault{Live: &pool.Live{Addr: addrOf(1)}, At: at})
+			}
+			w.holder.Report(pool.Fault{Live: s.Endpoints[0].Live, Kind: pool.FaultConnect, At: at})
+		}
+		w.begin(labelled("m"))
+		if w.holder.DroppedFaults() != 2 {
+			t.Fatal("the fault is in the queue")
+		}
+		w.pass(2*probeGap + publishGap)
+		w.want("up 1 m")
+		if w.live(1).Doubted(time.Now()) {
+			t.Error("nobody asked it")
+		}
+	})
+}
+
 func TestModelLists(t *testing.T) {
 	cfg := Config{Discover: true, ModelMemory: 10 * time.Minute, Known: []KnownModel{{Name: "a", Adapters: []string{"a-lora"}}, {Name: "k"}}}
 	bubble(t, 1, cfg, func(w *world) {

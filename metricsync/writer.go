@@ -31,6 +31,7 @@ type writerState struct {
 	slots    pool.Slots           // of all Lives above
 	gone     map[string]time.Time // models no longer served, and since when
 	goneFull bool                 // as logged
+	lost     uint64               // faults, as far as was seen to it
 	complete bool
 	fresh    bool
 
@@ -320,11 +321,11 @@ func (s *Syncer) probed(e *endpoint, p *probeResult, now time.Time) {
 	if e.cause = p.err; e.cause == nil {
 		e.readiness.Answered()
 		s.trust(e, p.asked)
-		return
+	} else {
+		e.readiness.Failed()
 	}
-	e.readiness.Failed()
 	if e.readiness.Ready() && e.live.Doubted(now) {
-		e.askProbe() // nothing is sent there until it is known
+		e.askProbe() // it failed, or there was a fault since: nothing is sent there until it is known
 	}
 }
 
@@ -402,6 +403,14 @@ func few(names []string) string {
 
 // fault takes in a failed request.
 func (s *Syncer) fault(f pool.Fault, now time.Time) {
+	if lost := s.holder.DroppedFaults(); lost != s.lost { // nobody knows whose
+		s.lost = lost
+		for _, e := range s.order {
+			if e.live.Doubted(now) {
+				e.askProbe()
+			}
+		}
+	}
 	addr, err := netip.ParseAddrPort(f.Live.Addr)
 	if err != nil {
 		return
