@@ -456,6 +456,11 @@ func TestGrantedEndpointIsDoubted(t *testing.T) {
 	}
 	later.finish(End{})
 	w.idle(t)
+	for _, b := range w.pool("default").flow.Stats().Bands {
+		if b.Queued != b.Dispatched {
+			t.Errorf("%d were queued, %d dispatched", b.Queued, b.Dispatched)
+		}
+	}
 }
 
 // TestSentToAFullEndpoint: a request whose own, older configuration finds full

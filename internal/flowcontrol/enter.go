@@ -112,8 +112,8 @@ func (c *Controller) enterLocked(w *Waiter, request Wakeable, ask *Ask, woken *w
 		if ln.empty {
 			w.deadline = now + int64(c.ttl(nil, ask.TTL, c.config.EmptyPoolTTL))
 		}
-		b.stats.Queued++
 	}
+	b.stats.Queued++ // again too: it counts as dispatched each time
 	w.request, w.bytes, w.cost = request, ask.Bytes, max(1, ask.Cost)
 	w.goal = w.normal
 	if ask.TTFT > 0 {
@@ -123,9 +123,7 @@ func (c *Controller) enterLocked(w *Waiter, request Wakeable, ask *Ask, woken *w
 		w.urgency = w.goal
 	}
 	w.flow = c.flowLocked(b, ask.Flow)
-	if !again {
-		w.flow.stats.Queued++
-	}
+	w.flow.stats.Queued++
 	w.flow.stats.Waiting++
 	c.lanes[[2]string{ask.Model, ask.Subset}] = ln
 	b.addLocked(c.turnOfLocked(b, w.flow), ln, c.config.Order, w, now)
