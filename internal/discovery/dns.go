@@ -475,14 +475,14 @@ func (r *resolver) exchange(ctx context.Context, server, name string, kind uint1
 	question.SetQuestion(dns.Fqdn(name), kind)
 	question.SetEdns0(udpSize, false)
 	client := dns.Client{Timeout: r.timeout, UDPSize: udpSize}
-	msg, _, err := client.ExchangeContext(ctx, question, server)
+	msg, err := ask(ctx, &client, question, server)
 	if err == nil && msg.Rcode == dns.RcodeFormatError { // a server that knows no EDNS
 		question.Extra = nil
-		msg, _, err = client.ExchangeContext(ctx, question, server)
+		msg, err = ask(ctx, &client, question, server)
 	}
 	if err == nil && msg.Truncated {
 		client.Net = "tcp"
-		msg, _, err = client.ExchangeContext(ctx, question, server)
+		msg, err = ask(ctx, &client, question, server)
 	}
 	if err == nil {
 		err = nonsense(question, msg)
@@ -491,6 +491,19 @@ func (r *resolver) exchange(ctx context.Context, server, name string, kind uint1
 		return nil, fmt.Errorf("%s: %w", server, err)
 	}
 	return msg, nil
+}
+
+// ask sends one question. The client's own Exchange looks at ctx only before it
+// waits: a source that is stopped would hold up its pool until the timeout.
+func ask(ctx context.Context, client *dns.Client, question *dns.Msg, server string) (*dns.Msg, error) {
+	conn, err := client.DialContext(ctx, server)
+	if err != nil {
+		return nil, err
+	}
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer func() { _ = conn.Close() }()
+	msg, _, err := client.ExchangeWithConnContext(ctx, question, conn)
+	return msg, err
 }
 
 // nonsense is why a message is no answer to a question: what is none must not

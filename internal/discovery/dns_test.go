@@ -363,6 +363,17 @@ func TestDNSWaitsForAllNames(t *testing.T) {
 	got.wait(t, "10.0.0.1:8000 10.0.0.2:8000")
 }
 
+// TestDNSStops: a source that waits for an answer ends with its context.
+func TestDNSStops(t *testing.T) {
+	z := newZone(t)
+	z.change(func(z *zone) { z.deaf = true })
+	o := fastDNS(z, DNSName{Name: "a.test"})
+	o.Timeout = time.Hour
+	got := follow(t, NewDNS(o))
+	<-z.question
+	got.stop()
+}
+
 // TestDNSFollowsTTL: a name is asked no earlier than its TTL allows.
 func TestDNSFollowsTTL(t *testing.T) {
 	for _, c := range []struct {
