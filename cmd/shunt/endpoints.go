@@ -81,7 +81,7 @@ func printEndpoints(cmd *cobra.Command, cfg *config.Config, only string, timeout
 		for _, f := range askSources(ctx, def) {
 			switch {
 			case f.set == nil && f.status.Error != "":
-				failed = append(failed, fmt.Errorf("pool %s: %s: %s", def.Name, f.name, f.status.Error))
+				failed = append(failed, sourceError(def.Name, f.name, f.status.Error))
 			case f.set == nil:
 				failed = append(failed, fmt.Errorf("pool %s: %s: no answer within %s (%s)", def.Name, f.name, timeout, f.status.Where))
 			default:
@@ -95,7 +95,7 @@ func printEndpoints(cmd *cobra.Command, cfg *config.Config, only string, timeout
 					passed = append(passed, def.Name+": "+p)
 				}
 				if f.status.Error != "" {
-					failed = append(failed, fmt.Errorf("pool %s: %s: %s", def.Name, f.name, f.status.Error))
+					failed = append(failed, sourceError(def.Name, f.name, f.status.Error))
 				}
 			}
 		}
@@ -110,6 +110,11 @@ func printEndpoints(cmd *cobra.Command, cfg *config.Config, only string, timeout
 		fmt.Fprintln(cmd.OutOrStdout(), "no endpoint: "+p)
 	}
 	return errors.Join(failed...)
+}
+
+// sourceError is one line, however many a file's faults have.
+func sourceError(pool, source, text string) error {
+	return fmt.Errorf("pool %s: %s: %s", pool, source, strings.ReplaceAll(text, "\n", "; "))
 }
 
 // askSources runs the sources of a pool until each has told its first full set,

@@ -34,6 +34,12 @@ pools:
 	if code, _, stderr = shunt(t, cfg, "endpoints", "--config", "-", "--pool", "c"); code != 1 || !strings.Contains(stderr, "the config has a, b") {
 		t.Errorf("code %d, stderr %q", code, stderr)
 	}
+	if err := os.WriteFile(list, []byte("- {adress: x}\n- {address: y}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr = shunt(t, cfg, "endpoints", "--config", "-"); code != 1 || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "; line 2: [1].address") {
+		t.Errorf("a broken file: code %d, stderr %q", code, stderr)
+	}
 	// A server that nobody runs: port 1 of loopback.
 	silent := `pools: {a: {dns: {names: [{name: engines.test}], servers: ["127.0.0.1:1"]}}}`
 	if code, _, stderr = shunt(t, silent, "endpoints", "--config", "-", "--timeout", "300ms"); code != 1 || !strings.Contains(stderr, "pool a: dns: engines.test") {

@@ -25,7 +25,9 @@ func explainCommand() *cobra.Command {
 		Use:   "explain",
 		Short: "Show why requests went where they did",
 		Long: "Show the newest decisions that shunt keeps: those of requests with x-shunt-explain: 1 where explain.header allows\n" +
-			"it, and a sample of explain.sample. It reads /explain of the admin listener.",
+			"it, and a sample of explain.sample. It reads /explain of the admin listener.\n" +
+			"The id is the x-request-id that Envoy's access log has: Envoy replaces the client's, unless its\n" +
+			"preserve_external_request_id is set.",
 		Example: "  shunt explain -n 5\n" +
 			"  shunt explain --id 7e2f6a7c-… --output json\n" +
 			"  shunt explain --admin unix:/run/shunt.sock",
@@ -52,14 +54,25 @@ func explainCommand() *cobra.Command {
 			if err := json.Unmarshal(body.Bytes(), &list); err != nil {
 				return fmt.Errorf("%s: %w", admin, err)
 			}
+			if len(list) == 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), "shunt: "+nothingKept(id))
+			}
 			return showExplanations(cmd.OutOrStdout(), list)
 		},
 	}
 	cmd.Flags().StringVar(&admin, "admin", "127.0.0.1:9902", "the admin listener: IP:port or unix:PATH")
-	cmd.Flags().StringVar(&id, "id", "", "only the request with this x-request-id")
+	cmd.Flags().StringVar(&id, "id", "", "only the request with this x-request-id, as in Envoy's access log")
 	cmd.Flags().IntVarP(&n, "number", "n", 10, "show so many, the newest first")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
+}
+
+// nothingKept says why there may be no decision to show.
+func nothingKept(id string) string {
+	if id != "" {
+		return fmt.Sprintf("no decision is kept of a request %q: Envoy gives requests ids of its own (request_id in its access log); without --id the newest are shown", id)
+	}
+	return "no decision is kept: send x-shunt-explain: 1 with explain.header set, or set explain.sample"
 }
 
 // adminURL is the URL of a path on the admin listener, as probe takes it.
@@ -91,7 +104,7 @@ func showExplanations(w io.Writer, list []scorer.Explanation) error {
 		}
 		names := slices.Sorted(maps.Keys(parts))
 		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(table, "  \tendpoint\t%s\ttotal\tskipped\n", strings.Join(names, "\t"))
+		fmt.Fprintln(table, "  \t"+strings.Join(slices.Concat([]string{"endpoint"}, names, []string{"total", "skipped"}), "\t"))
 		for _, c := range e.Candidates {
 			mark := " "
 			if c.Endpoint == e.Winner {

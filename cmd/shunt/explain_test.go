@@ -44,6 +44,17 @@ func TestExplain(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &back); code != 0 || err != nil || len(back) != 1 || back[0].Winner != list[0].Winner {
 		t.Errorf("code %d, %v: %s", code, err, stdout)
 	}
+	list = []scorer.Explanation{{ID: "r1", Model: "m", TargetModel: "m", Policy: "queue", Winner: "10.0.0.1:8000", Fallback: "random", Candidates: []scorer.Candidate{{Endpoint: "10.0.0.1:8000", Skipped: "not scored"}}}}
+	if _, stdout, _ = shunt(t, "", "explain", "--admin", address, "-n", "3", "--id", "r1"); !strings.Contains(stdout, `
+     endpoint       total  skipped
+  *  10.0.0.1:8000  -      not scored
+`) {
+		t.Errorf("without any score:\n%s", stdout)
+	}
+	list = []scorer.Explanation{}
+	if code, stdout, stderr = shunt(t, "", "explain", "--admin", address, "-n", "3", "--id", "r1"); code != 0 || stdout != "" || !strings.Contains(stderr, `request "r1": Envoy gives`) {
+		t.Errorf("an id that is not kept: code %d, %q, %q", code, stdout, stderr)
+	}
 	for args, want := range map[string]string{
 		"explain --output yaml":              "unknown form",
 		"explain --admin 127.0.0.1:1":        "refused",

@@ -146,7 +146,13 @@ func (f *simFlags) run(cmd *cobra.Command) ([]*simulate.Result, error) {
 	if f.requests < 0 {
 		return nil, errors.New("--requests must not be negative")
 	}
+	if f.trace == "" && (f.smooth || cmd.Flags().Changed("format")) {
+		return nil, errors.New("--format and --smooth say how a trace is read: give one with --trace")
+	}
 	if f.trace != "" {
+		if cmd.Flags().Changed("workload") {
+			return nil, errors.New("--workload beside --trace, which is replayed in its place: leave one out")
+		}
 		w, err := f.readTrace(cmd)
 		if err != nil {
 			return nil, err

@@ -168,7 +168,7 @@ func newView(o Options) (view, error) {
 		return v, err
 	}
 	if cfg.ConfigFile != "" {
-		return v, errors.New("the document is a configFile itself: give that file's content, and its path as the config file")
+		return v, errors.New("the config is a configFile itself: give the file that it names with --config, and the same path with --config-path")
 	}
 	if v.FilterConfig, err = filterConfig(v.Options, cfg); err != nil {
 		return v, err

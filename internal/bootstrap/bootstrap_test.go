@@ -379,7 +379,7 @@ func TestErrors(t *testing.T) {
 		{"host of stock", func(o *Options) { o.Host = HostContrib }, "only the door contrib has hosts"},
 		{"host module", func(o *Options) { o.Door, o.HostModule = DoorContrib, "/a/b.so" }, "only the host golanghost is a module"},
 		{"document", func(o *Options) { o.Document = []byte("polcy: x") }, "did you mean policy?"},
-		{"config file", func(o *Options) { o.Document = []byte("configFile: a") }, "is a configFile itself"},
+		{"config file", func(o *Options) { o.Document = []byte("configFile: a") }, "is a configFile itself: give the file that it names with --config"},
 	}
 	for _, tt := range tests {
 		o := options(minimal)

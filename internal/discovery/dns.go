@@ -196,10 +196,13 @@ func merged(known []dnsKnown) (set Set, ready bool) {
 }
 
 func (d *DNS) note(known []dnsKnown, endpoints int, ready bool) {
-	var errs []string
-	for _, k := range known {
-		if k.err != nil {
+	var errs, passed []string
+	for i, k := range known {
+		switch {
+		case k.err != nil:
 			errs = append(errs, k.err.Error())
+		case k.good && len(k.targets) == 0 && len(passed) < maxPassed:
+			passed = append(passed, d.options.Names[i].nothing())
 		}
 	}
 	d.mu.Lock()
@@ -207,6 +210,7 @@ func (d *DNS) note(known []dnsKnown, endpoints int, ready bool) {
 	if ready {
 		d.status.Endpoints = endpoints
 	}
+	d.status.Passed = passed
 	d.status.setError(strings.Join(errs, "; "), time.Now())
 }
 
@@ -264,6 +268,14 @@ func (d *DNS) lookUp(ctx context.Context, name *DNSName) ([]pool.Target, time.Du
 		return nil, 0, err
 	}
 	return slices.SortedFunc(maps.Values(targets), func(a, b pool.Target) int { return a.Addr.Compare(b.Addr) }), ttl, nil
+}
+
+// nothing says what a name without endpoints lacks.
+func (n *DNSName) nothing() string {
+	if n.SRV {
+		return n.Name + " has no SRV record with an address"
+	}
+	return n.Name + " has no A or AAAA record (names in /etc/hosts are not read)"
 }
 
 func (n *DNSName) port() uint16 {

@@ -211,8 +211,14 @@ func TestDNSAddresses(t *testing.T) {
 	if st := source.Status(); st.Error != "" || !st.Since.IsZero() || st.Changes == 0 {
 		t.Errorf("status %+v", st)
 	}
+	if st := source.Status(); len(st.Passed) != 0 {
+		t.Errorf("passed %q", st.Passed)
+	}
 	z.set(t) // the name does not exist any more: nobody is there
 	got.wait(t, "")
+	if st := source.Status(); st.Error != "" || len(st.Passed) != 1 || !strings.HasPrefix(st.Passed[0], "a.test has no A or AAAA record") {
+		t.Errorf("status %+v", st)
+	}
 }
 
 func TestDNSPorts(t *testing.T) {

@@ -142,9 +142,13 @@ func checkLine(r *Request, at float64) error {
 func (w *Workload) readCSV(r io.Reader, columns []string, parse func(string) (time.Duration, error)) error {
 	in := csv.NewReader(r)
 	in.FieldsPerRecord = -1
+	wanted := `"` + strings.Join(columns, `", "`) + `"`
 	header, err := in.Read()
-	if err != nil {
-		return fmt.Errorf("header: %w", err)
+	switch {
+	case errors.Is(err, io.EOF):
+		return fmt.Errorf("is empty: a header with the columns %s is wanted, then a line for each request", wanted)
+	case err != nil:
+		return fmt.Errorf("is no CSV with the columns %s: %w", wanted, err)
 	}
 	var at [3]int
 	for i, name := range columns {
@@ -152,7 +156,7 @@ func (w *Workload) readCSV(r io.Reader, columns []string, parse func(string) (ti
 			return strings.EqualFold(strings.TrimSpace(h), name)
 		})
 		if at[i] < 0 {
-			return fmt.Errorf("the header has no column %q", name)
+			return fmt.Errorf("the header has no column %q: %s are wanted", name, wanted)
 		}
 	}
 	for {
@@ -165,13 +169,13 @@ func (w *Workload) readCSV(r io.Reader, columns []string, parse func(string) (ti
 		}
 		n, _ := in.FieldPos(0)
 		if len(line) <= slices.Max(at[:]) {
-			return fmt.Errorf("line %d: %d columns, too few", n, len(line))
+			return fmt.Errorf("line %d: has %d columns, and the header %d", n, len(line), len(header))
 		}
 		var req Request
 		var err1, err2, err3 error
 		req.At, err1 = parse(strings.TrimSpace(line[at[0]]))
-		req.Prompt, err2 = strconv.Atoi(strings.TrimSpace(line[at[1]]))
-		req.Output, err3 = strconv.Atoi(strings.TrimSpace(line[at[2]]))
+		req.Prompt, err2 = tokenCount(columns[1], line[at[1]])
+		req.Output, err3 = tokenCount(columns[2], line[at[2]])
 		if err := errors.Join(err1, err2, err3); err != nil {
 			return fmt.Errorf("line %d: %w", n, err)
 		}
@@ -185,6 +189,14 @@ func (w *Workload) readCSV(r io.Reader, columns []string, parse func(string) (ti
 		w.unique(&req, req.Prompt/BlockTokens)
 		w.Requests = append(w.Requests, req)
 	}
+}
+
+func tokenCount(column, text string) (int, error) {
+	n, err := strconv.Atoi(strings.TrimSpace(text))
+	if err != nil {
+		return 0, fmt.Errorf("%s: %q is not a whole number of tokens", column, text)
+	}
+	return n, nil
 }
 
 // azureTime reads 2023-11-16 18:17:03.9799600, and the same with an offset.
