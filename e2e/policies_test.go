@@ -60,7 +60,7 @@ func TestHeldRequestsSpreadEvenly(t *testing.T) {
 // metrics, live load and prefixes.
 func TestExplainedWinnerGotIt(t *testing.T) {
 	allDoorsAtOnce(t, func(t *testing.T, d door) {
-		const rounds, batch, workers = 10, 500, 10
+		const rounds, batch, workers = 20, 500, 10 // 10,000 requests
 		w := start(t, d, setup{engines: 3, config: "policy: queue:2,kv-cache:2,prefix-cache:3,least-request:1\n" +
 			"explain: {header: true, sample: 1}\nscrape: {interval: 50ms}\n"})
 		for round := range rounds {
