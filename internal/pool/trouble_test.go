@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"sync"
 	"testing"
 	"time"
 )
@@ -33,6 +34,30 @@ func TestDoubt(t *testing.T) {
 	}
 	if !l.Trust(at(20)) || l.Doubted(at(20)) || l.Trust(at(21)) {
 		t.Error("an answer ends it, once")
+	}
+}
+
+// TestDoubtRaces: whoever tells of a fault is believed by the next pick, however
+// many tell of older ones and end the doubts in those meanwhile.
+func TestDoubtRaces(t *testing.T) {
+	for range 200 {
+		s := one(new(Live), 0, nil)
+		l := s.Live(0)
+		var workers sync.WaitGroup
+		for i := range 4 {
+			at := start.Add(time.Duration(i) * time.Millisecond)
+			workers.Go(func() { l.Doubt(at); l.Trust(start.Add(5 * time.Millisecond)) })
+			workers.Go(func() {
+				l.Doubt(at.Add(10 * time.Millisecond))
+				if now := at.Add(20 * time.Millisecond); !l.Doubted(now) || !s.Troubled([]int32{0}, now) {
+					t.Error("not doubted")
+				}
+			})
+		}
+		workers.Wait()
+		if !l.Doubted(start.Add(20 * time.Millisecond)) {
+			t.Fatal("an older fault hid a newer one")
+		}
 	}
 }
 
