@@ -459,10 +459,18 @@ func TestEnginesDieWhileRequestsWait(t *testing.T) {
 
 // TestDeadEngineEatsNoQueue: an engine dies with all that it works on, before the
 // headers of a response or in it, and nothing of what waits goes there after it.
-func TestDeadEngineEatsNoQueue(t *testing.T) {
+func TestDeadEngineEatsNoQueue(t *testing.T) { deadEngineEatsNoQueue(t, prepareWorld) }
+
+// TestEDSDeadEngineEatsNoQueue: the same where Envoy's retry finds nobody left to
+// try, and says only that.
+func TestEDSDeadEngineEatsNoQueue(t *testing.T) { deadEngineEatsNoQueue(t, prepareEDS) }
+
+func deadEngineEatsNoQueue(t *testing.T, prepare func(*testing.T, door, setup) *world) {
 	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		const slots, queued = 10, 100
-		w := start(t, d, setup{engines: 2, config: fmt.Sprintf("flowControl: {enabled: true, saturation: concurrency, maxConcurrency: %d}\n", slots)})
+		s := setup{engines: 2, config: fmt.Sprintf("flowControl: {enabled: true, saturation: concurrency, maxConcurrency: %d}\n", slots)}
+		w := prepare(t, d, s)
+		w.run(t)
 		dies, lives := w.engines[0], w.engines[1]
 		for _, row := range []struct {
 			name, body string
