@@ -23,7 +23,7 @@ func checkCommand() *cobra.Command {
 			"It checks shunt's part of an Envoy configuration; envoy --mode validate -c FILE checks the rest.",
 		Example: "  shunt check shunt.yaml\n" +
 			"  shunt check my-envoy.yaml && envoy --mode validate -c my-envoy.yaml",
-		Args: cobra.ExactArgs(1),
+		Args: oneArgument,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			text, err := readDocument(cmd, args[0])
 			if err != nil {

@@ -81,6 +81,14 @@ func byLine(problems config.Problems) config.Problems {
 	})
 }
 
+// oneArgument names what is missing, as the usage line has it.
+func oneArgument(cmd *cobra.Command, args []string) error {
+	if len(args) == 1 {
+		return nil
+	}
+	return fmt.Errorf("%s: one argument is wanted, not %d; see %s --help", cmd.Use, len(args), cmd.CommandPath())
+}
+
 // readDocument reads a file, or stdin for "-".
 func readDocument(cmd *cobra.Command, file string) ([]byte, error) {
 	if file == "-" {

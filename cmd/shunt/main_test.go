@@ -55,7 +55,7 @@ func TestCommands(t *testing.T) {
 		},
 		{name: "check two pools", stdin: "pools: {a: {static: []}, b: {static: []}}", args: []string{"check", "-"}, stdout: "ok: 2 pools, the first is a"},
 		{name: "check a broken list", args: []string{"check", badList}, code: 1, stderr: []string{badList + ": pools.a.file.path(" + brokenList + "): line 1"}},
-		{name: "check nothing", args: []string{"check"}, code: 1, stderr: []string{"accepts 1 arg"}},
+		{name: "check nothing", args: []string{"check"}, code: 1, stderr: []string{"check FILE: one argument is wanted, not 0; see shunt check --help"}},
 		{name: "check no file", args: []string{"check", filepath.Join(folder, "x")}, code: 1, stderr: []string{"no such file"}},
 		{name: "check Envoy without shunt", stdin: "static_resources: {}", args: []string{"check", "-"}, code: 1, stderr: []string{"no shunt filter"}},
 		{name: "envoy-config", args: []string{"envoy-config", "--config", goodFile, "--listen", "127.0.0.1:1234"}, stdout: "port_value: 1234"},

@@ -37,7 +37,7 @@ func metricsCommand() *cobra.Command {
 			"The exit code is 0 if the page tells the engine's load, 2 if it does not, and 1 if there is no page to read.",
 		Example: "  shunt metrics --engine vllm http://10.0.0.1:8000\n" +
 			"  shunt metrics --engine sglang --output json page.prom",
-		Args: cobra.ExactArgs(1),
+		Args: oneArgument,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output != "text" && output != "json" {
 				return fmt.Errorf("--output: unknown format %q, valid: text, json", output)

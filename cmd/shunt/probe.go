@@ -23,7 +23,7 @@ func probeCommand() *cobra.Command {
 			"other HTTP client. A listener on a Unix socket is unix:/path/of/socket:/path/of/url.",
 		Example: "  shunt probe http://127.0.0.1:9902/readyz\n" +
 			"  shunt probe --print http://127.0.0.1:9902/statusz.json",
-		Args: cobra.ExactArgs(1),
+		Args: oneArgument,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
