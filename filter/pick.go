@@ -41,8 +41,7 @@ func (r *Request) pick(snap *pool.Snapshot, index []int32, now time.Time, admit 
 func (s *settings) guardsOf(p *scorer.Policy) scorer.Guards {
 	g := &s.cfg.Guards
 	return scorer.Guards{
-		Doubted: g.Doubted,
-		Wedged:  g.Wedged, Pushback: g.Pushback, OverloadVeto: g.OverloadVeto, WarmUp: g.WarmUpFor(p),
+		Doubted: g.Doubted, Wedged: g.Wedged, Pushback: g.Pushback, OverloadVeto: g.OverloadVeto, WarmUp: g.WarmUpFor(p),
 		SlowStart: s.cfg.SlowStart,
 	}
 }

@@ -521,8 +521,8 @@ func (h *Holder) Publish(s *Snapshot) {
 }
 
 // Report tells the writer of a fault, after which the endpoint is doubted. It
-// never blocks: a fault over the queue's bound is dropped and counted, and those
-// in the queue are of the same outage.
+// never blocks: a fault over the queue's bound is dropped and counted, and the
+// writer then probes whoever is doubted.
 func (h *Holder) Report(f Fault) {
 	if f.Live == nil {
 		return
