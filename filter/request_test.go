@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/shuntproxy/shunt/internal/pool"
 	"github.com/shuntproxy/shunt/scorer"
@@ -166,6 +167,29 @@ func TestSubsetMetadata(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSubsetMetadataIsBorrowed: what a request keeps while it waits is not the
+// list's memory, which may be another's by the time that it is woken.
+func TestSubsetMetadataIsBorrowed(t *testing.T) {
+	w := newWorld(t, oneAtATime)
+	w.publish("default", ep(1, "m"), ep(2, "m"))
+	running := []*stream{w.asks(t, ""), w.asks(t, "")}
+	entry := []byte("10.0.0.2:8000")
+	s := w.stream()
+	s.hint = []string{unsafe.String(&entry[0], len(entry))}
+	if v := s.chat(t, chatBody); v.Action != Wait {
+		t.Fatalf("got %s", show(v))
+	}
+	copy(entry, "10.0.0.1:8000")
+	for _, r := range running {
+		r.finish(End{})
+	}
+	if v := s.resume(t); v.Destination != "10.0.0.2:8000" {
+		t.Errorf("got %s", show(v))
+	}
+	s.finish(End{})
+	w.idle(t)
 }
 
 // TestWhoNeedsABody is which requests are held for their body; the others are

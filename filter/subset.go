@@ -27,7 +27,7 @@ func (r *Request) readSubset(h *Head) string {
 		if len(list) == 0 {
 			return emptySubset
 		}
-		return strings.Join(list, ",")
+		return strings.Clone(strings.Join(list, ",")) // Join gives back a single entry as it is: borrowed
 	}
 	if !r.set.cfg.SubsetHeader || h.seen&(1<<hdrDestinationSubset) == 0 {
 		return ""
