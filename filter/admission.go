@@ -199,7 +199,7 @@ func (r *Request) redeem(snap *pool.Snapshot, index []int32, hold *pool.Live, no
 // enter puts the request in line, unless it may pass.
 func (r *Request) enter(v *Verdict) (flowcontrol.Result, time.Duration) {
 	ask := flowcontrol.Ask{
-		Model: r.model, Subset: r.subset, Flow: r.identity.fairnessID(), Priority: r.priority(),
+		Model: r.model, Subset: r.keepsTo(), Flow: r.identity.fairnessID(), Priority: r.priority(),
 		Bytes: r.size, Cost: r.prompt, TTL: r.identity.wishes().ttl, TTFT: r.goal(),
 	}
 	if r.wait.objective != nil && r.wait.objective.TTL > 0 && (ask.TTL == 0 || r.wait.objective.TTL < ask.TTL) {
@@ -340,7 +340,7 @@ func laneCandidates(snap *pool.Snapshot, model, subset string) []int32 {
 }
 
 func (r *Request) candidates(snap *pool.Snapshot) []int32 {
-	return laneCandidates(snap, r.model, r.subset)
+	return laneCandidates(snap, r.model, r.keepsTo())
 }
 
 // objectives are a configuration's, by name.

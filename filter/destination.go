@@ -16,7 +16,7 @@ func (r *Request) destinations(snap *pool.Snapshot, picked int32) string {
 		return key
 	}
 	var others [config.MaxFallbacks]int32
-	n := leastBusy(snap, r.keeper(snap, r.candidates(snap)), picked, rand.Uint64(), others[:r.set.cfg.Fallbacks])
+	n := leastBusy(snap, r.candidates(snap), picked, rand.Uint64(), others[:r.set.cfg.Fallbacks])
 	if n == 0 {
 		return key
 	}

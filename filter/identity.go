@@ -33,6 +33,7 @@ type wishes struct {
 	rewrite   string // the model to be given instead of the one named, "" for none
 	id        string // in the path, of what the request asks about
 	endpoint  string // that has the stored response which the request is about
+	kept      bool   // endpoint is a candidate, and so the only one
 	boundary  string // of the form that its body is
 	encoding  openai.Encoding
 	// ttft and tpot are the goals for the first token and for each further one, 0

@@ -262,6 +262,7 @@ func (r *Request) decideOn(snap *pool.Snapshot, now time.Time, v *Verdict) {
 	if r.rules != nil && r.rules.From == openai.FromPool && r.answerModels(snap, now, v) {
 		return
 	}
+	r.unkeep()
 	candidates := snap.All()
 	if r.model != "" {
 		candidates = snap.ForModel(r.model)
@@ -270,14 +271,14 @@ func (r *Request) decideOn(snap *pool.Snapshot, now time.Time, v *Verdict) {
 		r.noCandidates(snap, candidates, now, v)
 		return
 	}
-	index := r.keeper(snap, candidates.Index)
+	index := candidates.Index
 	if r.subset != "" {
 		if index = inSubset(snap, index, r.subset); len(index) == 0 {
 			r.drop(DropNoEndpoints, "no ready endpoint of the model is in the subset the request names", v)
 			return
 		}
 	}
-	r.admit(snap, index, now, v)
+	r.admit(snap, r.keeper(snap, index), now, v)
 }
 
 // starting reports whether the pool may yet learn of endpoints that it has from

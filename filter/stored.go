@@ -58,17 +58,35 @@ func (r *Request) follow(id uint64) {
 }
 
 // keeper narrows candidates to the endpoint that has what the request is about,
-// if it is one of them: an unknown one is the engine's to judge.
+// if it is one of them: an unknown one is the engine's to judge. From then on
+// the request keeps to it, also while it waits for room.
 func (r *Request) keeper(snap *pool.Snapshot, index []int32) []int32 {
-	wish := r.identity.wishes()
-	if wish.endpoint == "" {
+	endpoint := r.identity.wishes().endpoint
+	if endpoint == "" {
 		return index
 	}
-	at := slices.IndexFunc(index, func(i int32) bool { return snap.Endpoints[i].Key == wish.endpoint })
+	at := slices.IndexFunc(index, func(i int32) bool { return snap.Endpoints[i].Key == endpoint })
 	if at < 0 {
 		return index
 	}
+	r.identity.wish().kept = true
 	return index[at : at+1]
+}
+
+// unkeep begins a decision anew.
+func (r *Request) unkeep() {
+	if r.identity.more != nil {
+		r.identity.more.kept = false
+	}
+}
+
+// keepsTo is the subset of the candidates that the request keeps to: what keeper
+// found, else what it or a hop before shunt says.
+func (r *Request) keepsTo() string {
+	if wish := r.identity.wishes(); wish.kept {
+		return wish.endpoint
+	}
+	return r.subset
 }
 
 // responseID is the id in what follows /v1/responses/.

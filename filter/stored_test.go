@@ -2,7 +2,10 @@ package filter
 
 import (
 	"fmt"
+	"strings"
 	"testing"
+
+	"github.com/shuntproxy/shunt/internal/openai"
 )
 
 // TestStoredResponses: what is asked about a response goes to the endpoint that
@@ -55,4 +58,63 @@ func TestStoredResponses(t *testing.T) {
 	if s.at("OPTIONS", "/v1/responses/resp_1"); s.v.Action != Continue {
 		t.Errorf("a preflight: %s", show(&s.v))
 	}
+}
+
+// TestStoredResponsesWait: with flow control too, what is about a response keeps
+// to the endpoint that made it: it waits for that one and takes no other's room,
+// whoever else waits. A subset hint that leaves it out counts.
+func TestStoredResponsesWait(t *testing.T) {
+	w := newWorld(t, "policy: random\nsubsetHeader: true\n"+oneAtATime)
+	w.publish("default", ep(1, "m"), ep(2, "m"), ep(3, "n"))
+	const one, two = "10.0.0.1:8000", "10.0.0.2:8000"
+	stored := &w.pool("default").stored
+	stored.add(openai.IDHash("resp_1"), one)
+	stored.add(openai.IDHash("resp_2"), two)
+	about := func(id string, pairs ...string) *stream {
+		s := w.stream()
+		s.send(t, post("/v1/responses", pairs...), nil, `{"model":"m","input":"x","previous_response_id":"`+id+`"}`)
+		return s
+	}
+	other := func() *stream {
+		s := w.stream()
+		s.chat(t, strings.Replace(chatBody, `"m"`, `"n"`, 1))
+		return s
+	}
+	running, waiting := other(), other()
+	if running.v.Action != Continue || waiting.v.Action != Wait {
+		t.Fatal(show(&running.v), show(&waiting.v))
+	}
+	for range 20 { // while somebody waits for an endpoint of another model
+		a, b := about("resp_1"), about("resp_2")
+		if a.v.Destination != one || b.v.Destination != two {
+			t.Fatalf("%s, %s", show(&a.v), show(&b.v))
+		}
+		a.finish(End{})
+		b.finish(End{})
+	}
+	a := about("resp_1")
+	next := about("resp_1")
+	if a.v.Destination != one || next.v.Action != Wait {
+		t.Fatalf("%s, %s while %s is free", show(&a.v), show(&next.v), two)
+	}
+	if s := about("resp_1", "x-gateway-destination-endpoint-subset", two); s.v.Destination != two {
+		t.Errorf("its endpoint is outside of the subset: %s", show(&s.v))
+	} else if s.finish(End{}); next.posted() {
+		t.Error("woken for another's room")
+	}
+	a.finish(End{})
+	if v := next.resume(t); v.Destination != one {
+		t.Errorf("got %s", show(v))
+	}
+	last := about("resp_1")
+	w.publish("default", notReady(ep(1, "m")), ep(2, "m"), ep(3, "n"))
+	if s := about("resp_1"); s.v.Destination != two {
+		t.Errorf("its endpoint is gone: %s", show(&s.v))
+	} else {
+		s.finish(End{})
+	}
+	for _, s := range []*stream{next, last, running, waiting} {
+		s.finish(End{})
+	}
+	w.idle(t)
 }
