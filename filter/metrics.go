@@ -84,7 +84,7 @@ func newMetrics(version string) *metrics {
 		m.malformed[h] = malformed.WithLabelValues(headerNames[h])
 	}
 	m.internalErrors = counter("internal_errors_total", "Faults of shunt's own, by where they were caught.", "where")
-	for _, where := range guarded {
+	for _, where := range append([]string{whereScraping, whereQuerying, whereWaiting}, guarded...) { // or rate() would miss the first
 		m.internalErrors.WithLabelValues(where)
 	}
 	m.reloads = counter("config_reloads_total", "Configurations taken and refused.", "result")

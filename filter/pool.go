@@ -75,10 +75,10 @@ func (rt *Runtime) newPool(name string) *Pool {
 	}
 	p.flow = rt.room.NewController(flowcontrol.Options{Snapshot: p.holder.Load, Candidates: laneCandidates})
 	p.syncer = metricsync.New(metricsync.Options{
-		Name: name, Holder: p.holder, Log: rt.options.Log, OnPublish: p.published,
+		Name: name, Holder: p.holder, Log: rt.options.Log, Fault: rt.faultIn(whereScraping), OnPublish: p.published,
 	}, metricsync.Config{})
 	p.querier = metricsync.NewQuerier(metricsync.QuerierOptions{
-		Name: name, Log: rt.options.Log, Publish: p.syncer.SetQueried,
+		Name: name, Log: rt.options.Log, Fault: rt.faultIn(whereQuerying), Publish: p.syncer.SetQueried,
 	}, metricsync.QueryConfig{})
 	return p
 }

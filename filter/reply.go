@@ -104,8 +104,7 @@ func (r *Request) reply(status int, code, message, param string, grpc int, v *Ve
 	v.Reply.Body = openai.AppendError(v.Reply.Body, style, status, code, message, param)
 }
 
-// guarded are the methods that guard is deferred by: a series is there before
-// its first fault, or rate() would miss it.
+// guarded are the methods that guard is deferred by.
 var guarded = []string{
 	"headers", "body", "more", "too large", "trailers", "resume", "served", "response", "response body", "finish", "wake", "evict", "evicted",
 }

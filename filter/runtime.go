@@ -392,7 +392,7 @@ func (rt *Runtime) startLocked(cfg *config.Config) {
 	}
 	if !rt.running {
 		rt.running = true
-		rt.room.Start()
+		rt.room.Start(rt.faultIn(whereWaiting))
 	}
 }
 
@@ -542,6 +542,18 @@ func (rt *Runtime) fault(where string, cause any, stack []byte) {
 	if write, left := rt.faults.take(rt.now()); write {
 		rt.log(slog.LevelError, fmt.Sprintf("internal error in %s: %v (%d more since the last such line)\n%s", where, cause, left, stack))
 	}
+}
+
+// Where background work catches panics of its own.
+const (
+	whereScraping = "scraping"
+	whereQuerying = "querying"
+	whereWaiting  = "waiting"
+)
+
+// faultIn is fault at one place.
+func (rt *Runtime) faultIn(where string) func(cause any, stack []byte) {
+	return func(cause any, stack []byte) { rt.fault(where, cause, stack) }
 }
 
 // contain is deferred by goroutines: a panic ends their work, not Envoy.

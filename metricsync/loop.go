@@ -310,5 +310,9 @@ func (s *Syncer) caught(err *error) {
 
 func (s *Syncer) panicked(r any) {
 	s.counters.panics.Add(1)
+	if s.onFault != nil {
+		s.onFault(r, debug.Stack())
+		return
+	}
 	s.logf(levelError, "panic: %v\n%s", r, debug.Stack())
 }

@@ -98,6 +98,9 @@ type QuerierOptions struct {
 	// Log gets one line per change of state; nil for none. The Querier's
 	// goroutines call it.
 	Log func(level slog.Level, msg string)
+	// Fault is told of each panic that was caught, by any goroutine; nil leaves it
+	// to Log.
+	Fault func(cause any, stack []byte)
 	// Publish gets what each round found, nil once no server is asked any more.
 	// It must not block: it is Syncer.SetQueried.
 	Publish func(*pool.Queried)
@@ -198,7 +201,11 @@ func (q *Querier) loop() {
 // guard keeps a panic from ending Envoy; readings that are not renewed end.
 func (q *Querier) guard(f func()) {
 	defer func() {
-		if r := recover(); r != nil {
+		switch r := recover(); {
+		case r == nil:
+		case q.o.Fault != nil:
+			q.o.Fault(r, debug.Stack())
+		default:
 			q.logf(levelError, "panic: %v\n%s", r, debug.Stack())
 		}
 	}()

@@ -48,6 +48,9 @@ type Options struct {
 	Holder *pool.Holder
 	// Log gets one line per change of state; nil for none. Any goroutine calls it.
 	Log func(level slog.Level, msg string)
+	// Fault is told of each panic that was caught, by any goroutine; nil leaves it
+	// to Log.
+	Fault func(cause any, stack []byte)
 	// OnPublish, if set, is called after each snapshot, by Start for the first
 	// and by the writer's goroutine for all others. It must not block, nor call
 	// Start or Stop.
@@ -63,6 +66,7 @@ type Syncer struct {
 	name      string
 	holder    *pool.Holder
 	log       func(slog.Level, string)
+	onFault   func(cause any, stack []byte)
 	onPublish func(*pool.Snapshot)
 	dial      dialFunc
 	client    *http.Client
@@ -104,7 +108,7 @@ type mail struct {
 // New returns a Syncer that does nothing until Start.
 func New(o Options, cfg Config) *Syncer {
 	s := &Syncer{
-		name: o.Name, holder: o.Holder, log: o.Log, onPublish: o.OnPublish, dial: o.Dial,
+		name: o.Name, holder: o.Holder, log: o.Log, onFault: o.Fault, onPublish: o.OnPublish, dial: o.Dial,
 		tables: newTables(), origin: time.Now(),
 		events: make(chan event, eventQueue), mailWake: make(chan struct{}, 1), missing: make(chan struct{}, 1),
 	}

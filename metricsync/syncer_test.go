@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -565,11 +566,17 @@ func TestSnapshotsAreFew(t *testing.T) {
 func TestPanicsAreContained(t *testing.T) {
 	bubble(t, 1, Config{}, func(w *world) {
 		w.syncer.onPublish = func(*pool.Snapshot) { panic("on purpose") }
+		var told atomic.Uint64
+		w.syncer.onFault = func(cause any, _ []byte) {
+			if cause == "on purpose" {
+				told.Add(1)
+			}
+		}
 		w.begin(labelled("m"))
 		w.pass(3 * time.Second)
 		w.want("up 1 m")
-		if n := w.syncer.Stats().Panics; n < 3 {
-			t.Errorf("%d panics", n)
+		if n := w.syncer.Stats().Panics; n < 3 || told.Load() != n {
+			t.Errorf("%d panics, told of %d", n, told.Load())
 		}
 	})
 }

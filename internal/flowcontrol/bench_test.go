@@ -148,7 +148,7 @@ func BenchmarkExpiry(b *testing.B) {
 		room := NewRoom(0, 1<<40, time.Now)
 		ctl := room.NewController(Options{Snapshot: func() *pool.Snapshot { return snap.snap }, Candidates: candidates})
 		ctl.Apply(snap.config)
-		room.Start()
+		room.Start(nil)
 		others := make([]still, n)
 		for i := range others {
 			ctl.Enter(&others[i].Waiter, &others[i], &Ask{Model: "m", Flow: fmt.Sprint(i % 1000)})

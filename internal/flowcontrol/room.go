@@ -9,6 +9,7 @@
 package flowcontrol
 
 import (
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -130,10 +131,11 @@ func (r *Room) SetLimits(maxQueued int, maxBytes int64) {
 }
 
 // Start runs the room's one goroutine, which expires waiters. The room may be
-// started again after Stop.
-func (r *Room) Start() {
+// started again after Stop. fault is told of a panic in it, after which it goes
+// on; nil tells nobody.
+func (r *Room) Start(fault func(cause any, stack []byte)) {
 	r.stop, r.stopped = make(chan struct{}), make(chan struct{})
-	go r.run(r.stop, r.stopped)
+	go r.run(r.stop, r.stopped, fault)
 }
 
 // Stop ends the goroutine and waits for it. Waiters stay where they are.
@@ -142,12 +144,12 @@ func (r *Room) Stop() {
 	<-r.stopped
 }
 
-func (r *Room) run(stop <-chan struct{}, stopped chan<- struct{}) {
+func (r *Room) run(stop <-chan struct{}, stopped chan<- struct{}, fault func(cause any, stack []byte)) {
 	defer close(stopped)
 	timer := time.NewTimer(idle)
 	defer timer.Stop()
 	for {
-		timer.Reset(r.Expire())
+		timer.Reset(r.guarded(fault))
 		select {
 		case <-timer.C:
 		case <-r.nudge:
@@ -155,6 +157,22 @@ func (r *Room) run(stop <-chan struct{}, stopped chan<- struct{}) {
 			return
 		}
 	}
+}
+
+// faultPause is the pause after a panic, unless something comes before.
+const faultPause = time.Second
+
+// guarded is Expire, whose panics would end the process.
+func (r *Room) guarded(fault func(cause any, stack []byte)) (left time.Duration) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			left = faultPause
+			if fault != nil {
+				fault(cause, debug.Stack())
+			}
+		}
+	}()
+	return r.Expire()
 }
 
 // earlier makes the goroutine look at the earliest deadline anew.
@@ -299,7 +317,12 @@ var wakesPool = sync.Pool{New: func() any { return new(wakes) }}
 
 func newWakes() *wakes { return wakesPool.Get().(*wakes) }
 
-func (ws *wakes) free() { wakesPool.Put(ws) }
+// free gives the memory back. What a panic has left there is woken: nobody else
+// knows of it any more.
+func (ws *wakes) free() {
+	ws.wake()
+	wakesPool.Put(ws)
+}
 
 func (ws *wakes) add(request Wakeable, o Outcome, hold *pool.Live) {
 	*ws = append(*ws, wake{request: request, outcome: o, hold: hold})

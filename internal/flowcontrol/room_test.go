@@ -92,12 +92,47 @@ func TestQueueOrderDeadlinesAndBounds(t *testing.T) {
 	}
 }
 
+// TestPanicsEndNothing: a panic in the room's goroutine is told, and the next
+// waiter is woken all the same, as is the one whose time was over already.
+func TestPanicsEndNothing(t *testing.T) {
+	room := NewRoom(4, 100, time.Now)
+	told := make(chan any, 1)
+	c := room.NewController(Options{
+		Snapshot: func() *pool.Snapshot { panic("on purpose") },
+	})
+	room.Start(func(cause any, _ []byte) {
+		select {
+		case told <- cause:
+		default:
+		}
+	})
+	defer room.Stop()
+	room.mu.Lock()
+	c.waiting.Add(1) // else it has nothing to look at
+	c.staleAt = 1
+	room.mu.Unlock()
+	q := room.NewQueue()
+	woken := make(chan int, 2)
+	for id := range 2 {
+		r := &request{id: id, woken: func(id int, _ Outcome) { woken <- id }}
+		if !q.Add(&r.Waiter, r, time.Now(), 1) {
+			t.Fatal("no room")
+		}
+		if got := <-woken; got != id {
+			t.Errorf("%d was woken, want %d", got, id)
+		}
+		if cause := <-told; cause != "on purpose" {
+			t.Errorf("told of %v", cause)
+		}
+	}
+}
+
 // TestEveryWaiterEndsOnce lets grants, removals and deadlines race for the same
 // waiters.
 func TestEveryWaiterEndsOnce(t *testing.T) {
 	const n = 20000
 	room := NewRoom(n, n, time.Now)
-	room.Start()
+	room.Start(nil)
 	defer room.Stop()
 	q := room.NewQueue()
 	ends := make([]atomic.Int32, n)
