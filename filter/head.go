@@ -74,10 +74,18 @@ const spoofable = 1<<hdrDestination | 1<<hdrDestinationServed | 1<<hdrDestinatio
 // control are the headers that speak to shunt and not to the engine.
 const control = (1<<numHeaders - 1) &^ spoofable
 
+// headerLengths has a bit for each length of a known name.
+var headerLengths = func() (set uint64) {
+	for _, name := range headerNames {
+		set |= 1 << len(name)
+	}
+	return set
+}()
+
 // lookupHeader finds a known header by its lower-case name.
 func lookupHeader(name string) (header, bool) {
 	// All known names but one begin with x-, and most headers do not.
-	if len(name) < 13 || (name[0] != 'x' && name[0] != 'r') {
+	if len(name) > 63 || headerLengths>>len(name)&1 == 0 || (name[0] != 'x' && name[0] != 'r') {
 		return 0, false
 	}
 	for h, known := range headerNames {

@@ -245,6 +245,10 @@ func (m *machine) write(p []byte) {
 					break
 				}
 				m.close(p, i, false)
+				if m.state == stAfter {
+					i = m.comma(p, i+1)
+					continue
+				}
 			default:
 				m.unexpected(i, c)
 			}
@@ -292,6 +296,27 @@ func (m *machine) write(p []byte) {
 		}
 	}
 	m.base += int64(len(p))
+}
+
+// colon and comma take the byte that most often follows a key, or a value in a container, along with it. The states
+// that they skip would do the same.
+func (m *machine) colon(p []byte, i int) int {
+	if i < len(p) && p[i] == ':' {
+		m.state = stValue
+		return i + 1
+	}
+	return i
+}
+
+func (m *machine) comma(p []byte, i int) int {
+	if i < len(p) && p[i] == ',' {
+		m.state = stValue
+		if m.inObject {
+			m.state = stKey
+		}
+		return i + 1
+	}
+	return i
 }
 
 func (m *machine) unexpected(i int, c byte) { m.fail(faultByte, i, c) }
@@ -372,7 +397,7 @@ func (m *machine) literal(p []byte, i int, id uint8, c byte) int {
 	}
 	if len(p)-i >= len(lit) && string(p[i:i+len(lit)]) == lit {
 		m.state = stAfter
-		return i + len(lit)
+		return m.comma(p, i+len(lit))
 	}
 	m.lit, m.state = lit[1:], stLiteral
 	return i + 1
@@ -427,22 +452,26 @@ func (m *machine) close(p []byte, i int, empty bool) {
 	m.inObject, m.state = m.stack[d>>6]>>(d&63)&1 == 1, stAfter
 }
 
-// number goes on inside a number. The byte that ends it is left to the caller.
+// number goes on inside a number. A comma that ends it is taken along, another byte is left to the caller.
 func (m *machine) number(p []byte, i int) int {
 	for ; i < len(p); i++ {
 		c := p[i]
 		switch m.state {
 		case stInt:
-			if c-'0' < 10 {
+			n := m.num
+			for ; c-'0' < 10; c = p[i] {
 				// Past 2^53 no token count is real; the guard also keeps the sum from wrapping.
-				if m.num >= 0 {
-					m.num = m.num*10 + int64(c-'0')
-					if m.num > 1<<53 {
-						m.num = -1
+				if n >= 0 {
+					if n = n*10 + int64(c-'0'); n > 1<<53 {
+						n = -1
 					}
 				}
-				continue
+				if i++; i == len(p) {
+					m.num = n
+					return i
+				}
 			}
+			m.num = n
 			fallthrough
 		case stZero:
 			switch c {
@@ -452,7 +481,7 @@ func (m *machine) number(p []byte, i int) int {
 				m.state, m.num = stE, -1
 			default:
 				m.endNumber()
-				return i
+				return m.comma(p, i)
 			}
 		case stMinus:
 			switch {
@@ -477,7 +506,7 @@ func (m *machine) number(p []byte, i int) int {
 				m.state = stE
 			default:
 				m.endNumber()
-				return i
+				return m.comma(p, i)
 			}
 		case stE:
 			if c == '+' || c == '-' {
@@ -494,7 +523,7 @@ func (m *machine) number(p []byte, i int) int {
 		default: // stExp
 			if c-'0' >= 10 {
 				m.endNumber()
-				return i
+				return m.comma(p, i)
 			}
 		}
 	}

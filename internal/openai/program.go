@@ -44,6 +44,8 @@ type node struct {
 	alt    bool  // it satisfies it in place of the field the requirement names
 	elem   uint8 // node of an array's elements
 	fields []field
+	// lengths has a bit for each length of a key, modulo 32: most keys that name no field are told by it.
+	lengths uint32
 }
 
 type field struct {
@@ -88,11 +90,12 @@ func compile(t tree) []node {
 			e := add(*t.elem)
 			nodes[id].elem = e
 		}
-		fields := make([]field, 0, len(t.fields))
+		fields, lengths := make([]field, 0, len(t.fields)), uint32(0)
 		for _, b := range t.fields {
 			fields = append(fields, field{b.key, add(b.tree)})
+			lengths |= 1 << (len(b.key) & 31)
 		}
-		nodes[id].fields = fields
+		nodes[id].fields, nodes[id].lengths = fields, lengths
 		return uint8(id)
 	}
 	add(t)

@@ -32,6 +32,11 @@ func (m *machine) str(p []byte, i int) int {
 	if m.mode == modeText {
 		return m.copyText(p, i)
 	}
+	if len(p)-i >= 16 { // most keys and names
+		if n := nearStop(p[i : i+16]); n < 16 && p[i+n] == '"' {
+			return m.closeString(p, i, i+n)
+		}
+	}
 	start := i
 	for {
 		j := indexStop(p, i)
@@ -41,13 +46,7 @@ func (m *machine) str(p []byte, i int) int {
 		}
 		switch c := p[j]; {
 		case c == '"':
-			if m.isKey {
-				m.endKey(p[start:j])
-			} else {
-				m.take(p[start:j])
-				m.endString(m.base + int64(j))
-			}
-			return j + 1
+			return m.closeString(p, start, j)
 		case c != '\\':
 			m.take(p[start:j])
 			m.fail(faultControl, j, c)
@@ -83,6 +82,17 @@ func (m *machine) str(p []byte, i int) int {
 	}
 }
 
+// closeString ends the string whose closing quote is p[j]; its last run, not yet taken, begins at start.
+func (m *machine) closeString(p []byte, start, j int) int {
+	if m.isKey {
+		m.endKey(p[start:j])
+		return m.colon(p, j+1)
+	}
+	m.take(p[start:j])
+	m.endString(m.base + int64(j))
+	return m.comma(p, j+1)
+}
+
 // textRoom is how much text the sink gets at a time: prompts have an escape in every few words, and a call for each
 // run between them takes longer than the run.
 const textRoom = 4 << 10
@@ -112,7 +122,7 @@ func (m *machine) copyText(p []byte, i int) int {
 		case c == '"':
 			m.take(out[:n])
 			m.endString(m.base + int64(i))
-			return i + 1
+			return m.comma(p, i+1)
 		case c != '\\':
 			m.take(out[:n])
 			m.fail(faultControl, i, c)
@@ -161,10 +171,10 @@ func (m *machine) size(p []byte, i int) int {
 		case c == '"':
 			if m.isKey {
 				m.state = stColon
-			} else {
-				m.endString(m.base + int64(j))
+				return m.colon(p, j+1)
 			}
-			return j + 1
+			m.endString(m.base + int64(j))
+			return m.comma(p, j+1)
 		case c != '\\':
 			if m.mode == modeText {
 				m.flushHigh() // as copyText does
@@ -340,7 +350,11 @@ func (m *machine) endKey(last []byte) {
 		}
 		key = m.keyBuf[:m.keyLen]
 	}
-	for _, f := range m.prog[m.nodes[m.depth]].fields {
+	n := &m.prog[m.nodes[m.depth]]
+	if n.lengths>>(len(key)&31)&1 == 0 {
+		return
+	}
+	for _, f := range n.fields {
 		if string(key) == f.key {
 			m.cur = f.to
 			return
