@@ -81,7 +81,7 @@ func (e *endpoints) file(path, name string) {
 }
 
 func (e *endpoints) list(path string, list []config.Endpoint) {
-	known := []string{pool.LabelModel, pool.LabelEngine, pool.LabelPort, pool.LabelMetricPort}
+	known := []string{pool.LabelModel, pool.LabelEngine, pool.LabelPort, pool.LabelMetricPort, pool.LabelHardware}
 	for i, endpoint := range list {
 		at := path + "[" + strconv.Itoa(i) + "]"
 		for _, label := range slices.Sorted(maps.Keys(endpoint.Labels)) {

@@ -48,6 +48,7 @@ func TestCheckEndpoints(t *testing.T) {
 			name: "label", document: `pools: {a.b: {static: [{address: 10.0.0.1, labels: {model.aibrix.ai/nam: m, team: x}}]}}`,
 			warnings: []string{`pools["a.b"].static[0].labels["model.aibrix.ai/nam"]: is not read; these are: model.aibrix.ai/name`},
 		},
+		{name: "label for profiles", document: `pools: {a: {static: [{address: 10.0.0.1, labels: {model.aibrix.ai/hardware: h100}}]}}`},
 		{name: "file", document: "pools: {a: {file: {path: " + good + "}}}"},
 		{
 			name: "file with the list below static", document: "pools: {a: {file: {path: " + below + "}}}",

@@ -183,9 +183,10 @@ type Endpoint struct {
 
 	// Labels are those of an AIBrix pod: model.aibrix.ai/name (the model it
 	// serves; without it, it is asked), model.aibrix.ai/engine (vllm, sglang,
-	// trtllm, xllm; default vllm), model.aibrix.ai/port (default 8000) and
-	// model.aibrix.ai/metric-port (default 8000). Others are kept. Values are
-	// strings: a port is written in quotes. Default: none.
+	// trtllm, xllm; default vllm), model.aibrix.ai/port (default 8000),
+	// model.aibrix.ai/metric-port (default 8000) and model.aibrix.ai/hardware
+	// (for profiles). Others are not read. Values are strings: a port is written
+	// in quotes. Default: none.
 	Labels map[string]string `json:"labels,omitempty"`
 
 	// Pod is the name shown in logs, metrics and /statusz.json. Default: the
