@@ -71,10 +71,10 @@ type bodyScanner interface {
 
 // readBody reads a body of r.size bytes. decoded is the whole of it where it was
 // compressed and may have to be rewritten. It reports false after an answer.
-func (r *Request) readBody(body *bodyReader, chunks [][]byte, v *Verdict) (result openai.Result, decoded []byte, ok bool) {
+func (r *Request) readBody(body *bodyReader, chunks [][]byte, rewriter *rewriter, v *Verdict) (result openai.Result, decoded []byte, ok bool) {
 	wish := r.identity.wishes()
 	options := r.set.scan
-	options.ModelOptional = r.rewriter().supplies(wish.rewrite)
+	options.ModelOptional = rewriter.supplies(wish.rewrite)
 	for _, c := range chunks {
 		r.size += int64(len(c))
 	}
@@ -89,7 +89,7 @@ func (r *Request) readBody(body *bodyReader, chunks [][]byte, v *Verdict) (resul
 		for _, c := range chunks {
 			to.Write(c)
 		}
-	} else if decoded, ok = r.decode(to, chunks, v); !ok {
+	} else if decoded, ok = r.decode(to, chunks, rewriter.mayRewrite(wish.rewrite), v); !ok {
 		return result, nil, false
 	}
 	result, fault := to.Finish()
@@ -100,11 +100,10 @@ func (r *Request) readBody(body *bodyReader, chunks [][]byte, v *Verdict) (resul
 	return result, decoded, true
 }
 
-// decode hands a compressed body to a scanner, decoded. It returns what was
-// decoded if that may be needed once more.
-func (r *Request) decode(to bodyScanner, chunks [][]byte, v *Verdict) (decoded []byte, ok bool) {
+// decode hands a compressed body to a scanner, decoded. With keep it returns what
+// was decoded: it may be needed once more.
+func (r *Request) decode(to bodyScanner, chunks [][]byte, keep bool, v *Verdict) (decoded []byte, ok bool) {
 	wish := r.identity.wishes()
-	keep := r.rewriter().mayRewrite(wish.rewrite)
 	err := openai.Decode(wish.encoding, slices.Clone(chunks), int64(r.set.cfg.Limits.RequestBody), func(piece []byte) {
 		to.Write(piece)
 		if keep {

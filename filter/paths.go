@@ -73,11 +73,11 @@ func pathOnly(path string) string {
 // whether there is one. Where it is rewritten, so is the path.
 func (r *Request) modelFromQuery(h *Head, v *Verdict) bool {
 	asked, from, to := openai.Query(h.Path, "model")
-	header := r.identity.wishes().rewrite
-	if asked == "" && !r.rewriter().supplies(header) {
+	header, rewriter := r.identity.wishes().rewrite, r.rewriter()
+	if asked == "" && !rewriter.supplies(header) {
 		return false
 	}
-	if r.setModels(r.pool.holder.Load(), asked, header, rand.Uint64()) {
+	if r.setModels(r.pool.holder.Load(), rewriter, asked, header, rand.Uint64()) {
 		target := url.QueryEscape(r.model)
 		switch {
 		case asked != "":

@@ -179,7 +179,7 @@ func (r *Request) choosePool(h *Head, route *Route, v *Verdict) bool {
 	if asked := h.value(hdrRoutingStrategy); asked != "" && len(set.allowed) > 0 {
 		p, ok := set.policyOf(asked)
 		if !ok {
-			r.refuse(400, codeInvalidStrategy, "routing-strategy "+asked+" is not allowed here; allowed: "+
+			r.refuse(400, codeInvalidStrategy, "routing-strategy "+quote(asked)+" is not allowed here; allowed: "+
 				strings.Join(set.cfg.AllowedPolicies, ", "), "", v)
 			return false
 		}
@@ -207,12 +207,13 @@ func (r *Request) body(chunks [][]byte, v *Verdict) {
 	body := readers.Get().(*bodyReader)
 	defer readers.Put(body)
 	r.size = 0
-	result, decoded, ok := r.readBody(body, chunks, v)
+	rewriter := r.rewriter() // once: what is kept of the body is by what may be rewritten
+	result, decoded, ok := r.readBody(body, chunks, rewriter, v)
 	if !ok {
 		return
 	}
 	snap := r.pool.holder.Load()
-	if r.setModels(snap, result.Model, r.identity.wishes().rewrite, rand.Uint64()) {
+	if r.setModels(snap, rewriter, result.Model, r.identity.wishes().rewrite, rand.Uint64()) {
 		r.editModel(&result, decoded, v)
 	}
 	if result.Previous != 0 {

@@ -51,7 +51,7 @@ func TestChoices(t *testing.T) {
 		{"an empty routing-strategy", allow, "", []string{"routing-strategy", ""}, first},
 		{"another routing-strategy", allow, "", []string{"routing-strategy", "least-request"},
 			`reply reason=invalid_routing_strategy fairness_id=default-flow status=400 details=shunt_invalid_routing_strategy <content-type:application/json> ` +
-				`{"error":{"message":"routing-strategy least-request is not allowed here; allowed: random, least-kv-cache","type":"invalid_request_error","code":"invalid_routing_strategy","param":null}}`},
+				`{"error":{"message":"routing-strategy \"least-request\" is not allowed here; allowed: random, least-kv-cache","type":"invalid_request_error","code":"invalid_routing_strategy","param":null}}`},
 		{"a policy that can score nothing says so", "policy: least-kv-cache", "", nil, picked(one, "pod-1", "least-kv-cache") + " fallback=random"},
 		{"explained", "policy: least-kv-cache\nexplain: {header: true}\nforwardControlHeaders: true", "", []string{"x-shunt-explain", "1"},
 			picked(one, "pod-1", "least-kv-cache") + " fallback=random +x-shunt-endpoint:10.0.0.1:8000 +x-shunt-policy:least-kv-cache +x-shunt-fallback:random"},

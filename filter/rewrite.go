@@ -120,9 +120,9 @@ func (w *rewriter) names(yield func(string) bool) {
 
 // setModels notes the model that the client asked for and the one that the
 // engine gets, in memory of our own, and reports whether they differ.
-func (r *Request) setModels(snap *pool.Snapshot, asked, header string, chance uint64) (rewritten bool) {
+func (r *Request) setModels(snap *pool.Snapshot, rewriter *rewriter, asked, header string, chance uint64) (rewritten bool) {
 	r.asked = ownName(snap, asked)
-	target := r.rewriter().target(asked, header, chance)
+	target := rewriter.target(asked, header, chance)
 	if target == asked {
 		r.model = r.asked
 		return false

@@ -3,9 +3,13 @@ package filter
 import (
 	"math"
 	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/shuntproxy/shunt/internal/config"
+	"github.com/shuntproxy/shunt/internal/discovery"
 )
 
 func rewriterOf(t testing.TB, yaml string) *rewriter {
@@ -95,5 +99,47 @@ func TestRewriterWeights(t *testing.T) {
 	}
 	if got != "aabbbc" {
 		t.Errorf("got %s", got)
+	}
+}
+
+// TestRulesComeInBetween: rules of an InferencePool come and go while bodies are
+// read. A compressed body is sent as it came, or decoded and rewritten as a whole.
+func TestRulesComeInBetween(t *testing.T) {
+	w := newWorld(t, "")
+	w.publish("default", ep(1, "m", "n"))
+	p := w.pool("default")
+	rules := newResources(discovery.Resources{Rewrites: []discovery.Rewrite{{Models: []string{"m"}, Targets: []discovery.RewriteTarget{{Model: "n"}}}}})
+	text := `{"messages":[{"role":"user","content":"` + strings.Repeat("some text ", 2000) + `"}],"model":"m"}`
+	body := packed(t, "gzip", text)
+	var done atomic.Bool
+	var flipping sync.WaitGroup
+	flipping.Go(func() {
+		for !done.Load() {
+			p.resources.Store(rules)
+			p.resources.Store(nil)
+		}
+	})
+	rewritten := 0
+	for range 2000 {
+		s := w.stream()
+		v := s.send(t, post(chatPath, "content-encoding", "gzip"), nil, string(body))
+		switch e := &v.Body; {
+		case v.Action != Continue:
+			t.Errorf("got %s", show(v))
+		case e.With == nil:
+		case e.Length != int64(len(body)) || !strings.HasSuffix(string(e.With), `"model":"n"}`):
+			t.Errorf("of %d bytes, %d at %d are replaced by %d", len(body), e.Length, e.Offset, len(e.With))
+		default:
+			rewritten++
+		}
+		s.finish(End{})
+		if t.Failed() {
+			break
+		}
+	}
+	done.Store(true)
+	flipping.Wait()
+	if rewritten == 0 {
+		t.Error("no body was rewritten")
 	}
 }
