@@ -65,12 +65,15 @@ func (x *explained) newest(id string, n int) []*scorer.Explanation {
 func (r *Request) wantExplanation(h *Head) {
 	x := &r.set.cfg.Explain
 	if r.explain || x.Sample > 0 && rand.Float64() < x.Sample {
-		r.why = &scorer.Explanation{ID: strings.Clone(h.RequestID)}
+		r.why = &scorer.Explanation{ID: strings.Clone(explainedID(h.RequestID))}
 		if r.why.ID == "" {
 			r.why.ID = strconv.FormatUint(rand.Uint64(), 16)
 		}
 	}
 }
+
+// explainedID is what is kept of a request's id: who sets it may be a client.
+func explainedID(id string) string { return id[:min(len(id), maxName)] }
 
 // explainPick hands over the explanation of a pick.
 func (r *Request) explainPick() {
@@ -96,5 +99,5 @@ func (rt *Runtime) serveExplain(w http.ResponseWriter, req *http.Request) {
 		}
 	}
 	w.Header().Set("content-type", "application/json")
-	_ = json.NewEncoder(w).Encode(rt.explained.newest(req.URL.Query().Get("id"), n)) // a client that has gone needs no answer
+	_ = json.NewEncoder(w).Encode(rt.explained.newest(explainedID(req.URL.Query().Get("id")), n)) // a client that has gone needs no answer
 }

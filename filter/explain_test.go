@@ -106,3 +106,24 @@ func TestExplanationsAreBounded(t *testing.T) {
 		t.Errorf("%d of one id", len(got))
 	}
 }
+
+// TestLongNamesAreCutShort: of an id that a client may have made up no more is
+// kept than of other names, and it is found by the whole of it; a policy that no
+// allowed one makes so long is refused.
+func TestLongNamesAreCutShort(t *testing.T) {
+	w := newWorld(t, "explain: {header: true}\nallowedPolicies: [random, queue]")
+	w.publish("default", ep(1, "m"))
+	id := strings.Repeat("x", 10*maxName)
+	s := w.stream()
+	s.chat(t, chatBody, "x-shunt-explain", "1", "x-request-id", id)
+	s.finish(End{})
+	if list := w.explanations(t, "?id="+id); len(list) != 1 || list[0].ID != id[:maxName] {
+		t.Errorf("%d explanations", len(list))
+	}
+	s = w.stream()
+	v := s.chat(t, chatBody, "routing-strategy", strings.Repeat("random,", 10*maxName))
+	if v.Reply.Status != 400 || len(v.Reply.Body) > 2*maxName+200 {
+		t.Errorf("got %s", show(v))
+	}
+	s.finish(End{})
+}

@@ -68,7 +68,7 @@ func newMetrics(version string) *metrics {
 		return h
 	}
 	m.spoofed = counter("spoofed_headers_total",
-		"Requests with a header that would have chosen an endpoint; the header was removed.").WithLabelValues()
+		"Requests with a header by which a client would choose an endpoint or pretend to be shunt; the header was removed.").WithLabelValues()
 	aliased := counter("alias_headers_total", "Requests in which an older name of a header counted, by that name.", "header")
 	duplicates := counter("duplicate_headers_total", "Requests with a control header more than once, of which the last counted.", "header")
 	malformed := counter("malformed_headers_total", "Requests with a header whose value can't be read and was ignored.", "header")
@@ -253,7 +253,7 @@ var (
 	descWaitingBytes = prometheus.NewDesc("shunt_waiting_bytes", "Bytes of bodies that waiting requests hold.", nil, nil)
 	descHeldBytes    = prometheus.NewDesc("shunt_held_body_bytes", "Bytes of bodies of requests that are not decided yet.", nil, nil)
 	descScrapes      = prometheus.NewDesc("shunt_scrapes_total", "Scrapes of engines, by result.", []string{"pool", "result"}, nil)
-	descFaultsLost   = prometheus.NewDesc("shunt_faults_lost_total", "Endpoint faults not followed up for a full queue.", []string{"pool"}, nil)
+	descFaultsLost   = prometheus.NewDesc("shunt_faults_lost_total", "Endpoint faults that were dropped for a full queue: they count for no setting aside, and whoever is doubted is probed.", []string{"pool"}, nil)
 )
 
 func endpointDesc(name, help string) *prometheus.Desc {

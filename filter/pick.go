@@ -52,8 +52,10 @@ func (s *settings) policyOf(asked string) (*scorer.Policy, bool) {
 	if p, ok := s.allowed[asked]; ok {
 		return p, true
 	}
-	names := scorer.Mentioned(asked)
-	for _, name := range names {
+	if len(asked) > maxName {
+		return nil, false // of names that may be, eight with weights are shorter
+	}
+	for _, name := range scorer.Mentioned(asked) {
 		if _, ok := s.allowed[name]; !ok {
 			return nil, false
 		}

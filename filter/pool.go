@@ -83,17 +83,22 @@ func (rt *Runtime) newPool(name string) *Pool {
 	return p
 }
 
-// published follows a new snapshot, and lets requests look again that wait for
-// the pool's start.
+// published follows a new snapshot. The pool's writer calls it, and nobody else.
 func (p *Pool) published(s *pool.Snapshot) {
 	p.follow(s)
 	if s.Complete && s.Judged {
 		p.judged.Store(true)
 	}
+	p.begin(s)
+	p.flow.Changed()
+}
+
+// begin lets requests look again that wait for the pool's start, if a snapshot
+// may have what they wait for.
+func (p *Pool) begin(s *pool.Snapshot) {
 	if s.Complete && (s.Judged || len(s.All().Index) > 0) {
 		p.queue.Grant(p.queue.Len())
 	}
-	p.flow.Changed()
 }
 
 // definePoolLocked makes def the pool's definition, that of gen.

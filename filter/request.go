@@ -294,7 +294,7 @@ func (r *Request) noCandidates(snap *pool.Snapshot, candidates *pool.Candidates,
 	if r.starting(snap, now) {
 		if r.hold(r.pool.queue, r.pool.started.Add(r.set.cfg.StartupHold), v) {
 			if newer := r.pool.holder.Load(); newer != snap {
-				r.pool.published(newer) // it may have come before the queue had us
+				r.pool.begin(newer) // it may have come before the queue had us
 			}
 			return
 		}

@@ -113,7 +113,7 @@ var (
 	descSourceUp        = sourceDesc("discovery_up", "1 if the source can tell what there is now, 0 while it has only its last good set, or none.")
 	descSourceEndpoints = sourceDesc("discovery_endpoints", "Endpoints in the source's set.")
 	descSourceChanges   = sourceDesc("discovery_changes_total", "Sets that were taken over after the first.")
-	descSourceFailures  = sourceDesc("discovery_failures_total", "Times that the source began to fail, or failed in another way.")
+	descSourceFailures  = sourceDesc("discovery_failures_total", "Times that the source began to fail; of a file, also that it failed in another way.")
 )
 
 func sourceDesc(name, help string) *prometheus.Desc {

@@ -61,7 +61,7 @@ type Status struct {
 	Error string
 	Since time.Time
 	// Changes counts sets that were taken over after the first, Failures how often
-	// an error began or became another.
+	// an error began; of a file, also that it became another.
 	Changes, Failures uint64
 	// Passed are things that were found and are no endpoints, with the reason: at
 	// most maxPassed.

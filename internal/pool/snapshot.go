@@ -488,8 +488,7 @@ func (r Readings) ownOr(i int32, v float64) float64 {
 }
 
 // faultQueue bounds the faults on their way to the writer. The writer handles
-// one in microseconds; only an outage of everything fills it, and then a lost
-// fault changes nothing.
+// one in microseconds; only an outage of everything fills it.
 const faultQueue = 1024
 
 // Holder is where a pool's newest snapshot is found. Any number of readers
