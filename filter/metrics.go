@@ -253,7 +253,10 @@ var (
 	descWaitingBytes = prometheus.NewDesc("shunt_waiting_bytes", "Bytes of bodies that waiting requests hold.", nil, nil)
 	descHeldBytes    = prometheus.NewDesc("shunt_held_body_bytes", "Bytes of bodies of requests that are not decided yet.", nil, nil)
 	descScrapes      = prometheus.NewDesc("shunt_scrapes_total", "Scrapes of engines, by result.", []string{"pool", "result"}, nil)
-	descFaultsLost   = prometheus.NewDesc("shunt_faults_lost_total", "Endpoint faults that were dropped for a full queue: they count for no setting aside, and whoever is doubted is probed.", []string{"pool"}, nil)
+	descProbes       = prometheus.NewDesc("shunt_probes_total", "Connects and health requests to serving ports, by result.", []string{"pool", "result"}, nil)
+	descLists        = prometheus.NewDesc("shunt_model_lists_total",
+		"Requests to endpoints for the list of their models, by result; of those that answer that they have none too.", []string{"pool", "result"}, nil)
+	descFaultsLost = prometheus.NewDesc("shunt_faults_lost_total", "Endpoint faults that were dropped for a full queue: they count for no setting aside, and whoever is doubted is probed.", []string{"pool"}, nil)
 )
 
 func endpointDesc(name, help string) *prometheus.Desc {
@@ -264,7 +267,7 @@ func endpointDesc(name, help string) *prometheus.Desc {
 func (c endpointCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descInFlight, descPicks, descReady, descAside, descAge, descRunning, descWaiting, descKV,
-		descWaitingHere, descWaitingBytes, descHeldBytes, descScrapes, descFaultsLost,
+		descWaitingHere, descWaitingBytes, descHeldBytes, descScrapes, descProbes, descLists, descFaultsLost,
 	} {
 		ch <- d
 	}
@@ -303,6 +306,10 @@ func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
 		stats := p.syncer.Stats()
 		for _, r := range metricsync.Reasons() {
 			counter(descScrapes, float64(stats.Scrapes[r]), p.name, r.String())
+		}
+		for d, n := range map[*prometheus.Desc]metricsync.Outcomes{descProbes: stats.Probes, descLists: stats.Lists} {
+			counter(d, float64(n.OK), p.name, "ok")
+			counter(d, float64(n.Failed), p.name, "failed")
 		}
 	}
 }

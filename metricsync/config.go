@@ -54,11 +54,10 @@ type Health struct {
 }
 
 // KnownModel is a model that always exists. Endpoints that serve Name also
-// serve Adapters and Aliases.
+// serve Adapters.
 type KnownModel struct {
 	Name     string
 	Adapters []string
-	Aliases  []string
 }
 
 // withDefaults fills in what is zero.
@@ -99,7 +98,7 @@ func (c *Config) spread() time.Duration {
 func (c *Config) knownNames() []string {
 	var names []string
 	for _, k := range c.Known {
-		names = append(append(append(names, k.Name), k.Adapters...), k.Aliases...)
+		names = append(append(names, k.Name), k.Adapters...)
 	}
 	return names
 }
@@ -110,7 +109,7 @@ func (c *Config) served(label string, lists ...[]string) []string {
 	all := slices.Concat(lists...)
 	for _, k := range c.Known {
 		if k.Name != "" && (k.Name == label || slices.Contains(all, k.Name)) {
-			all = append(append(all, k.Adapters...), k.Aliases...)
+			all = append(all, k.Adapters...)
 		}
 	}
 	slices.Sort(all)

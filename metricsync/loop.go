@@ -243,6 +243,7 @@ func (s *Syncer) serveLoop(ctx context.Context, e *endpoint, t pool.Target) {
 			if ctx.Err() != nil {
 				return
 			}
+			s.counters.probes.count(err)
 			p.last, p.failed = time.Now(), err != nil
 			s.send(ctx, event{e: e, probe: &probeResult{asked, err}})
 			continue
@@ -252,6 +253,7 @@ func (s *Syncer) serveLoop(ctx context.Context, e *endpoint, t pool.Target) {
 			if ctx.Err() != nil {
 				return
 			}
+			s.counters.lists.count(err)
 			l.last, l.failed = time.Now(), err != nil
 			s.send(ctx, event{e: e, list: &listResult{list, err}})
 			continue
@@ -282,22 +284,14 @@ func (s *Syncer) probe(ctx context.Context, cfg *Config, t pool.Target) (err err
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	s.counters.probes.Add(1)
-	if err = s.knock(ctx, cfg, t.Addr); err != nil {
-		s.counters.probesFailed.Add(1)
-	}
-	return err
+	return s.knock(ctx, cfg, t.Addr)
 }
 
 func (s *Syncer) list(ctx context.Context, cfg *Config, t pool.Target) (list modelList, err error) {
 	defer s.caught(&err)
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
-	s.counters.listsAsked.Add(1)
-	if list, err = s.fetchModels(ctx, cfg, t.Addr); err != nil {
-		s.counters.listsFailed.Add(1)
-	}
-	return list, err
+	return s.fetchModels(ctx, cfg, t.Addr)
 }
 
 // caught makes a panic an error.

@@ -167,22 +167,22 @@ func TestMerge(t *testing.T) {
 }
 
 func TestServed(t *testing.T) {
-	c := Config{Known: []KnownModel{{Name: "m", Adapters: []string{"lora"}, Aliases: []string{"alias"}}, {Name: "other", Adapters: []string{"x"}}}}
+	c := Config{Known: []KnownModel{{Name: "m", Adapters: []string{"lora", "lora2"}}, {Name: "other", Adapters: []string{"x"}}}}
 	for _, x := range []struct {
 		label string
 		lists [][]string
 		want  []string
 	}{
 		{"", nil, nil},
-		{"m", nil, []string{"alias", "lora"}},
-		{"a", [][]string{{"a", "m"}}, []string{"alias", "lora", "m"}},
+		{"m", nil, []string{"lora", "lora2"}},
+		{"a", [][]string{{"a", "m"}}, []string{"lora", "lora2", "m"}},
 		{"a", [][]string{{"c", "b"}, {"b", ""}}, []string{"b", "c"}},
 	} {
 		if got := c.served(x.label, x.lists...); !slices.Equal(got, x.want) {
 			t.Errorf("%q, %q: %q", x.label, x.lists, got)
 		}
 	}
-	if got := c.knownNames(); !slices.Equal(got, []string{"m", "lora", "alias", "other", "x"}) {
+	if got := c.knownNames(); !slices.Equal(got, []string{"m", "lora", "lora2", "other", "x"}) {
 		t.Errorf("known %q", got)
 	}
 }

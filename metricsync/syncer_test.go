@@ -112,8 +112,8 @@ func TestBackOff(t *testing.T) {
 		if n := e.hit("/metrics"); n < 20 || n > 30 {
 			t.Errorf("%d scrapes in 10 minutes", n)
 		}
-		if st := w.syncer.Stats(); st.Probes < 590 || st.Probes > 610 {
-			t.Errorf("%d probes in 10 minutes", st.Probes)
+		if st := w.syncer.Stats(); st.Probes.OK < 590 || st.Probes.OK > 610 {
+			t.Errorf("%d probes in 10 minutes", st.Probes.OK)
 		}
 		w.said("1 added", "is ready", "metrics fail")
 	})
@@ -127,8 +127,8 @@ func TestIntervalAndPaths(t *testing.T) {
 		if n := e.hit("/metrics"); n < 60 || n > 62 {
 			t.Errorf("%d scrapes in a minute", n)
 		}
-		if st := w.syncer.Stats(); st.Probes != 1 {
-			t.Errorf("%d probes of an endpoint that answers", st.Probes)
+		if st := w.syncer.Stats(); st.Probes != (Outcomes{OK: 1}) {
+			t.Errorf("probes of an endpoint that answers: %+v", st.Probes)
 		}
 		w.syncer.Apply(Config{Interval: 10 * time.Second, Sources: []string{"static"}})
 		w.pass(time.Minute)
