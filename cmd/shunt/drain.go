@@ -41,6 +41,8 @@ func drainCommand() *cobra.Command {
 			switch {
 			case undo && wait:
 				return errors.New("--undo and --wait exclude each other")
+			case undo && cmd.Flags().Changed("grace"):
+				return errors.New("--undo and --grace exclude each other")
 			case undo:
 				path = "/undrain"
 			case cmd.Flags().Changed("grace"):

@@ -37,6 +37,7 @@ func TestDrain(t *testing.T) {
 		{stdout: "grace: 2 in flight, 1 waiting\n", calls: "POST /drain 1"},
 		{args: []string{"--undo"}, stdout: "grace: 2 in flight, 1 waiting\n", calls: "POST /undrain 1"},
 		{args: []string{"--undo", "--wait"}, code: 1, stderr: "exclude each other"},
+		{args: []string{"--undo", "--grace", "5s"}, code: 1, stderr: "--undo and --grace exclude each other"},
 		{args: []string{"--grace", "2h"}, code: 1, stderr: "400 Bad Request: too long", calls: "POST /drain?grace=2h0m0s 1"},
 	} {
 		calls = nil

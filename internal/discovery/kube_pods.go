@@ -210,14 +210,16 @@ func prefillOnly(labels map[string]string) bool {
 
 // activePorts are those of the annotation, nil where there is none.
 func activePorts(pod *corev1.Pod) (active []uint16, note string) {
-	text, ok := pod.Annotations[annotationPorts]
+	name := annotationPorts
+	text, ok := pod.Annotations[name]
 	if !ok {
-		if text, ok = pod.Annotations[annotationPortsOld]; !ok {
+		name = annotationPortsOld
+		if text, ok = pod.Annotations[name]; !ok {
 			return nil, ""
 		}
 	}
 	if len(text) > maxValue {
-		return nil, fmt.Sprintf("annotation %s has more than %d bytes; all ports of the pool are used", annotationPorts, maxValue)
+		return nil, fmt.Sprintf("annotation %s has more than %d bytes; all ports of the pool are used", name, maxValue)
 	}
 	active = []uint16{}
 	for field := range strings.SplitSeq(text, ",") {
@@ -226,7 +228,7 @@ func activePorts(pod *corev1.Pod) (active []uint16, note string) {
 		}
 		n, err := strconv.ParseUint(field, 10, 16)
 		if err != nil || n == 0 {
-			return nil, fmt.Sprintf("annotation %s: %q is not a port; all ports of the pool are used", annotationPorts, field)
+			return nil, fmt.Sprintf("annotation %s: %q is not a port; all ports of the pool are used", name, field)
 		}
 		active = append(active, uint16(n))
 	}

@@ -83,6 +83,7 @@ func TestPodRules(t *testing.T) {
 		{"old active ports", ranks, annotated(aPod("10.0.0.1"), annotationPortsOld, "8000"), "10.0.0.1:8000 p-rank-0  vllm metrics 8000"},
 		{"no active port", ranks, annotated(aPod("10.0.0.1"), annotationPorts, ""), "passed: has none of the pool's ports active (llm-d.ai/active-ports)"},
 		{"active ports that are none", ranks, annotated(aPod("10.0.0.1"), annotationPorts, "a"), `10.0.0.1:8000 p-rank-0  vllm metrics 8000, 10.0.0.1:8001 p-rank-1  vllm metrics 8001; note annotation llm-d.ai/active-ports: "a" is not a port; all ports of the pool are used`},
+		{"old active ports that are none", ranks, annotated(aPod("10.0.0.1"), annotationPortsOld, "a"), `10.0.0.1:8000 p-rank-0  vllm metrics 8000, 10.0.0.1:8001 p-rank-1  vllm metrics 8001; note annotation ` + annotationPortsOld + `: "a" is not a port; all ports of the pool are used`},
 		{"a model that has no end", podRules{}, annotated(aPod("10.0.0.1"), pool.LabelModel, strings.Repeat("m", 1<<18)), "passed: has a model of more than 512 bytes (annotation model.aibrix.ai/name)"},
 		{"such a model beside a label", podRules{}, annotated(aPod("10.0.0.1", pool.LabelModel, "m"), pool.LabelModel, strings.Repeat("m", 1<<18)), "10.0.0.1:8000 p m vllm metrics 8000"},
 		{"active ports without end", ranks, annotated(aPod("10.0.0.1"), annotationPorts, strings.Repeat("8001,", 1<<15)), `10.0.0.1:8000 p-rank-0  vllm metrics 8000, 10.0.0.1:8001 p-rank-1  vllm metrics 8001; note annotation llm-d.ai/active-ports has more than 512 bytes; all ports of the pool are used`},
