@@ -3,6 +3,8 @@ package scorer
 import (
 	"sync/atomic"
 	"time"
+
+	"github.com/shuntproxy/shunt/internal/pool"
 )
 
 // Pins remembers where sessions were last sent. It is a table of fixed size in
@@ -14,7 +16,7 @@ type Pins struct{ entries []pin }
 // that is not its own, or another's endpoint for one pick.
 type pin struct {
 	key   atomic.Uint64
-	value atomic.Uint64 // unix seconds until when << 32 | slot
+	value atomic.Uint64 // seconds of pool.Stamp until when << 32 | slot
 }
 
 const pinEntries = 1 << 15
@@ -29,7 +31,7 @@ func (p *Pins) get(session uint64, now time.Time) int {
 		return 0
 	}
 	v := e.value.Load()
-	if int64(v>>32) < now.Unix() {
+	if v>>32 < seconds(now) {
 		return 0
 	}
 	return int(v & (1<<32 - 1))
@@ -38,6 +40,8 @@ func (p *Pins) get(session uint64, now time.Time) int {
 // set pins a session for a while.
 func (p *Pins) set(session uint64, slot int, now time.Time, ttl time.Duration) {
 	e := &p.entries[session%pinEntries]
-	e.value.Store(uint64(now.Add(ttl).Unix())<<32 | uint64(slot))
+	e.value.Store(seconds(now.Add(ttl))<<32 | uint64(slot))
 	e.key.Store(session)
 }
+
+func seconds(t time.Time) uint64 { return uint64(pool.Stamp(t) / int64(time.Second)) }
