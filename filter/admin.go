@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 )
 
 // listenRetry is how often an address in use is tried again.
@@ -60,7 +61,7 @@ func (rt *Runtime) serve(ctx context.Context, name, address string, handler http
 				WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 			}
 			stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-			err = server.Serve(ln)
+			err = server.Serve(netutil.LimitListener(ln, maxConnections))
 			stop()
 			if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
 				return
@@ -101,7 +102,7 @@ func listenOn(network, addr string) (net.Listener, error) {
 // monitorHandler serves what a scraper and a kubelet ask.
 func (rt *Runtime) monitorHandler() *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(rt.metrics.registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", rt.pages.alone(promhttp.HandlerFor(rt.metrics.registry, promhttp.HandlerOpts{}), pageWait))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if why := rt.notReady(); why != "" {
@@ -116,14 +117,16 @@ func (rt *Runtime) monitorHandler() *http.ServeMux {
 // adminHandler serves everything.
 func (rt *Runtime) adminHandler() http.Handler {
 	mux := rt.monitorHandler()
-	mux.HandleFunc("GET /explain", rt.serveExplain)
-	mux.HandleFunc("GET /statusz.json", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("content-type", "application/json")
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		_ = encoder.Encode(rt.Status()) // a client that has gone needs no answer
-	})
+	mux.Handle("GET /explain", rt.pages.alone(http.HandlerFunc(rt.serveExplain), pageWait))
+	mux.Handle("GET /statusz.json", rt.pages.alone(http.HandlerFunc(rt.serveStatus), pageWait))
 	rt.drainHandlers(mux)
 	injectAdmin(rt, mux)
 	return mux
+}
+
+func (rt *Runtime) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("content-type", "application/json")
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	_ = encoder.Encode(rt.Status()) // a client that has gone needs no answer
 }

@@ -48,6 +48,7 @@ type metrics struct {
 	incomplete  *prometheus.CounterVec // pool
 	failed      *prometheus.CounterVec // pool
 	answers     *prometheus.CounterVec // pool
+	busy        prometheus.Counter
 	pickSeconds *prometheus.HistogramVec
 	firstByte   *prometheus.HistogramVec
 	firstToken  *prometheus.HistogramVec
@@ -128,6 +129,7 @@ func newMetrics(version string) *metrics {
 	m.overfull = counter("overfull_picks_total",
 		"Requests sent to a full endpoint because each slot that flow control had for them was gone when they looked.", "pool")
 	m.answers = counter("answers_total", "Requests for the list of models, or for one of them, that were answered without an engine.", "pool")
+	m.busy = counter("busy_pages_total", "Requests to shunt's own listeners that got 503 because other pages were being made.").WithLabelValues()
 	m.pickSeconds = histogram("pick_seconds", "Time from the whole request to the pick.", 250e-9, 16)
 	m.firstByte = histogram("first_byte_seconds", "Time from the pick to the response headers.", 1e-3, 18)
 	m.firstToken = histogram("first_token_seconds", "Time from the pick to the first event with generated content, of streams.", 1e-3, 18)

@@ -65,6 +65,7 @@ type Runtime struct {
 	now     func() time.Time
 	room    *flowcontrol.Room
 	bodies  heldBodies
+	pages   *pages
 	faults  faultLog
 
 	explained explained
@@ -100,6 +101,7 @@ func NewRuntime(options Options) *Runtime {
 		options: options, metrics: newMetrics(Version), now: time.Now,
 		pools: make(map[string]*Pool), live: make(map[*Generation]struct{}), routes: make(map[*Route]struct{}), edsFiles: make(map[string]*edsFile),
 	}
+	rt.pages = newPages(rt.metrics.busy)
 	rt.bodies.limit.Store(math.MaxInt64)
 	rt.room = flowcontrol.NewRoom(maxWaiting, 0, rt.now)
 	rt.metrics.registry.MustRegister(endpointCollector{rt}, flowCollector{rt}, queryCollector{rt}, discoveryCollector{rt})
