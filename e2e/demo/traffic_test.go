@@ -104,6 +104,9 @@ func TestSendEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	outcomes, _ := send(ctx, "127.0.0.1:1", []chat{{at: time.Hour}, {at: 2 * time.Hour}})
+	if len(outcomes) != 2 {
+		t.Errorf("%d outcomes of 2 requests", len(outcomes))
+	}
 	for _, o := range outcomes {
 		if o.err == nil {
 			t.Error("a request of a cancelled run succeeded")
