@@ -91,7 +91,6 @@ type scrape struct {
 	// answered is true where an HTTP server answered, whatever it said.
 	answered bool
 	bytes    int64
-	took     time.Duration
 	taken    time.Time
 	// metrics is nil unless reason is ScrapeOK.
 	metrics  *pool.Metrics

@@ -149,9 +149,8 @@ func (l *scraper) scrape(ctx context.Context) (out *scrape) {
 			l.fetch.client.close()
 			*out = scrape{reason: ScrapeInternal, err: fmt.Errorf("panic: %v", r)}
 		}
-		out.took = time.Since(start)
 		if out.taken.IsZero() {
-			out.taken = start.Add(out.took)
+			out.taken = start.Add(time.Since(start))
 		}
 	}()
 	f := &l.fetch
@@ -202,7 +201,7 @@ func (l *scraper) note(out *scrape) {
 		l.stats.LastError, l.stats.LastReason, l.stats.LastErrorAt = out.err.Error(), out.reason, out.taken
 	}
 	l.stats.Addr, l.stats.Pod = l.target.Addr, l.target.Pod
-	l.stats.Failures, l.stats.LastDuration, l.stats.LastBytes = l.failures, out.took, out.bytes
+	l.stats.Failures = l.failures
 	stats := l.stats
 	l.e.stats.Store(&stats)
 

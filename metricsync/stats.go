@@ -38,9 +38,6 @@ type EndpointStats struct {
 	LastErrorAt time.Time
 	// Failures in a row.
 	Failures int
-	// LastDuration and LastBytes of the newest scrape.
-	LastDuration time.Duration
-	LastBytes    int64
 }
 
 // Reasons lists every outcome of a scrape.

@@ -55,21 +55,14 @@ const (
 // String is the policy as text: a name, or name:weight parts with commas.
 func (p *Policy) String() string { return p.text }
 
-// Label is a name from a closed set, for counters: the policy's, or "weighted".
-func (p *Policy) Label() string {
-	if len(p.parts) == 1 {
-		return kinds[p.parts[0].kind].name
-	}
-	return "weighted"
-}
-
-// Labels are the values that Label can have.
+// Labels are what policies are called in counters, a closed set: by name, or
+// "weighted".
 func Labels() []string { return append(Names(), "weighted") }
 
 // NumLabels is how many they are.
 const NumLabels = int(numKinds) + 1
 
-// LabelIndex is the position of Label in Labels.
+// LabelIndex is the position of the policy's label in Labels.
 func (p *Policy) LabelIndex() int {
 	if len(p.parts) == 1 {
 		return int(p.parts[0].kind)
