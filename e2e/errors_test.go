@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -217,8 +218,11 @@ func TestAllEndpointsGone(t *testing.T) {
 	})
 }
 
-// TestEnvoysOwnErrors come as OpenAI error objects too, and for gRPC clients
-// as Envoy makes them.
+// messageless takes Envoy's own words out of an error object.
+var messageless = regexp.MustCompile(`"message":"[^"]*"`)
+
+// TestEnvoysOwnErrors come as OpenAI error objects too, on Anthropic's paths as
+// Anthropic's, and for gRPC clients as Envoy makes them.
 func TestEnvoysOwnErrors(t *testing.T) {
 	allDoorsAtOnce(t, func(t *testing.T, d door) {
 		w := start(t, d, setup{engines: 1, edit: func(b doc) {
@@ -226,6 +230,20 @@ func TestEnvoysOwnErrors(t *testing.T) {
 			routes[len(routes)-1].(doc)["match"] = doc{"prefix": "/v1"}
 		}, routes: `- match: {path: /short}
   route: {cluster: shunt_engines, timeout: 0.05s}
+- match: {path: /short/v1/messages}
+  route: {cluster: shunt_engines, timeout: 0.05s}
+- match: {prefix: /refused/, headers: [{name: status, string_match: {exact: "401"}}]}
+  direct_response: {status: 401}
+- match: {prefix: /refused/, headers: [{name: status, string_match: {exact: "403"}}]}
+  direct_response: {status: 403}
+- match: {prefix: /refused/, headers: [{name: status, string_match: {exact: "413"}}]}
+  direct_response: {status: 413}
+- match: {prefix: /refused/, headers: [{name: status, string_match: {exact: "422"}}]}
+  direct_response: {status: 422}
+- match: {prefix: /refused/, headers: [{name: status, string_match: {exact: "429"}}]}
+  direct_response: {status: 429}
+- match: {prefix: /refused/, headers: [{name: status, string_match: {exact: "503"}}]}
+  direct_response: {status: 503}
 `})
 		w.engines[0].SetHold(true)
 		for proto, c := range w.protocols() {
@@ -246,6 +264,32 @@ func TestEnvoysOwnErrors(t *testing.T) {
 						t.Errorf("a drop reason on Envoy's own error: %v", r.header)
 					}
 				})
+			}
+			for _, row := range []struct {
+				path, sent string
+				status     int
+				kind       string
+			}{
+				{"/nowhere/v1/messages", "", 404, "not_found_error"},
+				{"/nowhere/v1/messages/count_tokens/?beta=true", "", 404, "not_found_error"},
+				{"/short/v1/messages", "", 504, "api_error"},
+				{"/refused/v1/messages?beta=true", "401", 401, "authentication_error"},
+				{"/refused/v1/messages/", "403", 403, "permission_error"},
+				{"/refused/v1/messages", "413", 413, "request_too_large"},
+				{"/refused/v1/messages", "422", 422, "invalid_request_error"},
+				{"/refused/v1/messages/count_tokens", "429", 429, "rate_limit_error"},
+				{"/refused/v1/messages", "503", 503, "overloaded_error"},
+			} {
+				r := w.must(t, c, call{path: row.path, body: strings.NewReader("x"), header: header("status", row.sent)})
+				want := fmt.Sprintf(`{"error":{"message":"","type":%q},"type":"error"}`, row.kind)
+				if got := messageless.ReplaceAllString(strings.TrimSpace(string(r.body)), `"message":""`); r.status != row.status || got != want {
+					t.Errorf("%s %s: %v, want %d %s", proto, row.path, r, row.status, want)
+				}
+			}
+			// The path decides, and not its query.
+			r := w.must(t, c, call{path: "/nowhere?at=/v1/messages"})
+			if e := errorOf(t, r).Error; r.status != 404 || e.Type != "invalid_request_error" {
+				t.Errorf("%s: %v", proto, r)
 			}
 		}
 		r := w.must(t, w.h2, call{path: "/nowhere", header: header("content-type", "application/grpc")})

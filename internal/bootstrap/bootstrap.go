@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -133,10 +134,11 @@ func render(name string, o Options) ([]byte, error) {
 			err := root.ExecuteTemplate(&b, name, v)
 			return strings.TrimRight(b.String(), "\n"), err
 		},
-		"indent":      indent,
-		"quote":       quote,
-		"socket":      socket,
-		"errorObject": errorObject,
+		"indent":          indent,
+		"quote":           quote,
+		"socket":          socket,
+		"openAIErrors":    func() []errorKind { return openAIErrors },
+		"anthropicErrors": func() []errorKind { return anthropicErrors },
 	})
 	if root, err = root.ParseFS(templates, "*.yaml.tmpl"); err != nil {
 		return nil, err
@@ -238,7 +240,27 @@ func socket(address string) (string, error) {
 	return fmt.Sprintf("{address: %q, port_value: %d}", ap.Addr(), ap.Port()), err
 }
 
-// errorObject is a body format for one kind of error.
-func errorObject(kind string) string {
-	return `{json_format: {error: {message: "%LOCAL_REPLY_BODY%", type: ` + kind + `, code: "%RESPONSE_CODE_DETAILS%", param: null}}}`
+// errorKind is the type that an error object of Envoy's has where its status is
+// Status (EQ), or that or more (GE).
+type errorKind struct {
+	Op     string
+	Status int
+	Kind   string
 }
+
+// The first that fits counts. They are what internal/openai has for shunt's own
+// errors.
+var (
+	openAIErrors = []errorKind{
+		{"EQ", http.StatusTooManyRequests, "rate_limit_error"},
+		{"EQ", http.StatusServiceUnavailable, "overloaded_error"},
+		{"GE", http.StatusInternalServerError, "api_error"},
+		{"GE", http.StatusBadRequest, "invalid_request_error"},
+	}
+	anthropicErrors = append([]errorKind{
+		{"EQ", http.StatusUnauthorized, "authentication_error"},
+		{"EQ", http.StatusForbidden, "permission_error"},
+		{"EQ", http.StatusNotFound, "not_found_error"},
+		{"EQ", http.StatusRequestEntityTooLarge, "request_too_large"},
+	}, openAIErrors...)
+)
