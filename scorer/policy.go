@@ -151,7 +151,7 @@ func Compile(parts []Part) (*Policy, []Problem) {
 		}
 		seen[k] = true
 		if !(in.Weight >= 0 && in.Weight <= maxWeight) {
-			fail(i, ".weight", "is %v: 0 to %d is wanted", in.Weight, int(maxWeight))
+			fail(i, ".weight", "is %s: 0 to %s is wanted", plain(in.Weight), plain(maxWeight))
 		}
 		made := part{kind: k, weight: in.Weight}
 		for at := range kinds[k].params {
@@ -198,10 +198,13 @@ func (p *Policy) describe() string {
 		if i > 0 {
 			out.WriteByte(',')
 		}
-		out.WriteString(kinds[p.parts[i].kind].name + ":" + strconv.FormatFloat(p.parts[i].weight, 'g', -1, 64))
+		out.WriteString(kinds[p.parts[i].kind].name + ":" + plain(p.parts[i].weight))
 	}
 	return out.String()
 }
+
+// plain writes a number as people do: 1000000 and not 1e+06.
+func plain(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
 // set parses a parameter and returns what is wrong with it, or "".
 func (pt *part) set(name, text string) string {
@@ -223,7 +226,7 @@ func (pt *part) set(name, text string) string {
 		}
 		v, err := strconv.ParseFloat(text, 64)
 		if err != nil || math.IsNaN(v) || v < def.least || v > def.most {
-			return fmt.Sprintf("is %q: a number from %v to %v is wanted", text, def.least, def.most)
+			return fmt.Sprintf("is %q: a number from %s to %s is wanted", text, plain(def.least), plain(def.most))
 		}
 		pt.p[at] = v
 		return ""

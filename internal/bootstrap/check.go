@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/shuntproxy/shunt/internal/config"
+	"github.com/shuntproxy/shunt/internal/discovery"
 )
 
 // Report is what Check found in an Envoy configuration.
@@ -48,7 +49,7 @@ func IsEnvoy(document []byte) bool {
 func Check(document []byte, readFile func(path string) (*config.Config, error)) (Report, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(document, &doc); err != nil {
-		return Report{}, fmt.Errorf("not YAML or JSON: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+		return Report{}, discovery.NotYAML(document, err)
 	}
 	if len(doc.Content) == 0 {
 		return Report{}, errors.New("the document is empty")

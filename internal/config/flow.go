@@ -257,6 +257,6 @@ func (c *checker) flow(cfg *Config) {
 
 func positive(c *checker, path string, value, most float64) {
 	if !(value > 0 && value <= most) {
-		c.fail(path, "is %v: above 0 to %v is wanted", value, most)
+		c.fail(path, "is %s: above 0 to %s is wanted", text(value), text(most))
 	}
 }

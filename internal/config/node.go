@@ -3,12 +3,12 @@ package config
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/shuntproxy/shunt/internal/discovery"
 )
 
 // Tree is the document as nodes, for printing it inside another document. It is
@@ -29,18 +29,8 @@ func parseTree(text []byte) (root *yaml.Node, ordered bool, err error) {
 		root, err = jsonNode(dec)
 		return root, false, err
 	}
-	dec := yaml.NewDecoder(bytes.NewReader(text))
-	var doc yaml.Node
-	if err := dec.Decode(&doc); err != nil {
-		if errors.Is(err, io.EOF) {
-			return nil, true, nil
-		}
-		return nil, true, fmt.Errorf("not YAML or JSON: %s", strings.TrimPrefix(err.Error(), "yaml: "))
-	}
-	if err := dec.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
-		return nil, true, errors.New("more than one YAML document: keep one, without a second ---")
-	}
-	return doc.Content[0], true, nil
+	root, err = discovery.ParseYAML(text)
+	return root, true, err
 }
 
 // jsonNode reads one value. Its depth is bounded by json.Valid, which the text

@@ -211,7 +211,7 @@ func (c *checker) scoring(cfg *Config) {
 			inRange(c, at+".promptTokens", point.PromptTokens, 0, most)
 			inRange(c, at+".outputTokens", point.OutputTokens, 0, most)
 			if !(point.Capacity > 0 && point.Capacity <= 1e9) {
-				c.fail(at+".capacity", "is %v: more than 0 is wanted", point.Capacity)
+				c.fail(at+".capacity", "is %s: more than 0 is wanted", text(point.Capacity))
 			}
 		}
 	}

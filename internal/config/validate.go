@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -256,7 +257,13 @@ func inRange[T cmp.Ordered](c *checker, path string, value, least, most T) {
 	}
 }
 
-func text(value any) string { return fmt.Sprint(value) }
+// text writes numbers as people do: 1000000 and not 1e+06.
+func text(value any) string {
+	if f, ok := value.(float64); ok {
+		return strconv.FormatFloat(f, 'f', -1, 64)
+	}
+	return fmt.Sprint(value)
+}
 
 // endpoint checks an entry as discovery will read it.
 func (c *checker) endpoint(path string, endpoint Endpoint) (netip.AddrPort, bool) {

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -65,27 +64,23 @@ func (d *decoder) report(n *yaml.Node, at, format string, args ...any) {
 // decode reads one document. An empty one is an error: it is what a file looks
 // like that is being written.
 func decode(data []byte) ([]pool.Target, error) {
-	dec := yaml.NewDecoder(strings.NewReader(string(data)))
-	var doc, more yaml.Node
-	switch err := dec.Decode(&doc); {
-	case errors.Is(err, io.EOF):
-		return nil, errors.New("is empty; write [] where there are no endpoints")
+	root, err := ParseYAML(data)
+	switch {
 	case err != nil:
 		return nil, err
-	}
-	if err := dec.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, errors.New("has more than one YAML document; give one")
+	case root == nil:
+		return nil, errors.New("is empty; write [] where there are no endpoints")
 	}
 	d := decoder{byAddr: make(map[netip.AddrPort]string)}
-	targets := d.document(&doc)
+	targets := d.document(root)
 	if len(d.problems) > 0 {
 		return nil, errors.Join(d.problems...)
 	}
 	return targets, nil
 }
 
-func (d *decoder) document(doc *yaml.Node) []pool.Target {
-	root, at := resolve(doc.Content[0]), ""
+func (d *decoder) document(root *yaml.Node) []pool.Target {
+	root, at := resolve(root), ""
 	if root.Kind == yaml.MappingNode {
 		var list *yaml.Node
 		d.fields(root, "", func(key, value *yaml.Node) {
