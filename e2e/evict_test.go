@@ -205,7 +205,7 @@ func TestEvictionStorm(t *testing.T) {
 			return fmt.Sprintf("flowControl: {enabled: true, saturation: concurrency, maxConcurrency: %d, ttl: 10m, maxRequests: %d, eviction: true}\n",
 				slots, 100_000+round) + flowObjectives
 		}
-		w := start(t, d, setup{pools: pools(engine), config: config(0), configFile: true, expect: []string{`shunt: configFile `, `shunt: policy`}})
+		w := start(t, d, setup{pools: pools(engine), config: config(0), configFile: true, expect: []string{`shunt: configFile `}})
 		event := "data: {\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"}}]}\n\n"
 		over, arrived := make(chan struct{}), make(chan struct{}, streams)
 		answer := make(chan struct{})

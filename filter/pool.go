@@ -267,7 +267,7 @@ func (rt *Runtime) reload(gen *Generation, path, last string) (failed string) {
 	if err != nil {
 		if err.Error() != last && rt.newestOf(gen, path) {
 			rt.metrics.reloads.WithLabelValues("refused").Inc()
-			rt.log(slog.LevelError, fmt.Sprintf("configFile %s: %v\nkeeping the last good configuration", path, err))
+			rt.log(slog.LevelError, inFile(path, err).Error()+"\nkeeping the last good configuration")
 		}
 		return err.Error()
 	}

@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -197,9 +198,16 @@ func parse(raw []byte) (cfg *config.Config, path string, err error) {
 	path = cfg.ConfigFile
 	cfg, err = config.ParseFile(path)
 	if err != nil {
-		return nil, "", fmt.Errorf("configFile %s: %w", path, err)
+		return nil, "", inFile(path, err)
 	}
 	return cfg, path, nil
+}
+
+// inFile puts a configFile's name before each line of an error: a line of the
+// log names it even where another stands between.
+func inFile(path string, err error) error {
+	at := "configFile " + path + ": "
+	return errors.New(at + strings.ReplaceAll(err.Error(), "\n", "\n"+at))
 }
 
 // adoptLocked makes cfg the newest definition of its pools and the state of

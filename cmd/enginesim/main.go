@@ -75,7 +75,7 @@ func command(stdout io.Writer) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringArrayVar(&listen, "listen", nil, "address of an engine with the flags below; repeatable, port 0 picks one (default 127.0.0.1:0)")
-	f.StringVar(&engines, "engines", "", "YAML file `{engines: [{listen, models, load, …}]}`, one entry per engine")
+	f.StringVar(&engines, "engines", "", "YAML `FILE` with {engines: [{listen, models, load, …}]}, one entry per engine")
 	f.StringVar(&control, "control", "", "address that serves /NAME/_sim/… for every engine, also while one refuses connections")
 	f.StringVar(&readyFile, "ready-file", "", "write the bound addresses there as JSON, once all listen")
 	f.StringVar(&cfg.Engine, "engine", "vllm", "whose metrics page: vllm, sglang, trtllm or xllm")

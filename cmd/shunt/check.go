@@ -32,17 +32,14 @@ func checkCommand() *cobra.Command {
 			if bootstrap.IsEnvoy(text) {
 				return checkEnvoy(cmd, args[0], text)
 			}
-			cfg, err := config.Parse(text)
-			if err == nil && cfg.ConfigFile != "" {
-				cfg, err = config.ParseFile(cfg.ConfigFile)
-			}
+			cfg, file, err := parseConfig(args[0], text)
 			if err != nil {
-				return fileError{args[0], err}
+				return err
 			}
 			problems, warnings := bootstrap.CheckEndpoints(cfg)
-			writeWarnings(cmd, args[0], slices.Concat(warnings, bootstrap.CheckFlow(cfg)))
+			writeWarnings(cmd, file, slices.Concat(warnings, bootstrap.CheckFlow(cfg)))
 			if len(problems) > 0 {
-				return fileError{args[0], problems}
+				return fileError{file, problems}
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: ok: %s, the first is %s\n", args[0], count(len(cfg.Pools), "pool"), cfg.Pools[0].Name)
 			return nil

@@ -31,8 +31,11 @@ func drainCommand() *cobra.Command {
 			"once none is left, for a preStop hook. --undo takes it back.",
 		Example: "  shunt drain --wait\n" +
 			"  shunt drain --grace 30s --wait --admin unix:/run/shunt/admin.sock",
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkAdmin(admin); err != nil {
+				return err
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
 			undo, _ := cmd.Flags().GetBool("undo")
@@ -50,7 +53,7 @@ func drainCommand() *cobra.Command {
 			}
 			status, err := askDrain(ctx, client, http.MethodPost, base+path)
 			if err != nil {
-				return err
+				return fromAdmin(admin, err)
 			}
 			return follow(ctx, client, base, status, wait, cmd.OutOrStdout())
 		},

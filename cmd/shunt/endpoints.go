@@ -33,18 +33,18 @@ func endpointsCommand() *cobra.Command {
 			"A source that can't tell within the timeout is a line on stderr, and the exit code is 1.",
 		Example: "  shunt endpoints --config shunt.yaml\n" +
 			"  shunt endpoints --config shunt.yaml --pool chat",
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if file == "" {
+				return errConfigMissing
+			}
 			text, err := readDocument(cmd, file)
 			if err != nil {
 				return err
 			}
-			cfg, err := config.Parse(text)
-			if err == nil && cfg.ConfigFile != "" {
-				cfg, err = config.ParseFile(cfg.ConfigFile)
-			}
+			cfg, _, err := parseConfig(file, text)
 			if err != nil {
-				return fileError{file, err}
+				return err
 			}
 			return printEndpoints(cmd, cfg, only, timeout)
 		},
@@ -52,7 +52,6 @@ func endpointsCommand() *cobra.Command {
 	cmd.Flags().StringVar(&file, "config", "", "shunt config, - for stdin (required)")
 	cmd.Flags().StringVar(&only, "pool", "", "only this pool")
 	cmd.Flags().DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the sources")
-	_ = cmd.MarkFlagRequired("config") // the flag exists
 	return cmd
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shuntproxy/shunt/internal/bootstrap"
+	"github.com/shuntproxy/shunt/internal/config"
 )
 
 func envoyConfigCommand() *cobra.Command {
@@ -20,14 +21,14 @@ func envoyConfigCommand() *cobra.Command {
 			"The config is checked first; every problem is a line on stderr, and the exit code is 1.",
 		Example: "  shunt envoy-config --config shunt.yaml --module /opt/shunt/libshunt.so > envoy.yaml\n" +
 			"  envoy -c envoy.yaml",
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if endpoints {
 				_, err := cmd.OutOrStdout().Write(bootstrap.Endpoints())
 				return err
 			}
 			if file == "" {
-				return errors.New("--config FILE is required; - is stdin")
+				return errConfigMissing
 			}
 			var err error
 			if o.Document, err = readDocument(cmd, file); err != nil {
@@ -47,8 +48,12 @@ func envoyConfigCommand() *cobra.Command {
 				generate = bootstrap.Listener
 			}
 			text, err := generate(o)
-			if err != nil {
-				return fileError{file, err}
+			var problems config.Problems
+			switch {
+			case errors.As(err, &problems):
+				return fileError{file, problems}
+			case err != nil:
+				return err // a flag's
 			}
 			_, err = cmd.OutOrStdout().Write(text)
 			return err

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -31,10 +33,13 @@ func explainCommand() *cobra.Command {
 		Example: "  shunt explain -n 5\n" +
 			"  shunt explain --id 7e2f6a7c-… --output json\n" +
 			"  shunt explain --admin unix:/run/shunt.sock",
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
 				return fmt.Errorf("--output %q: unknown form, valid: text, json", output)
+			}
+			if err := checkAdmin(admin); err != nil {
+				return err
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), 5*time.Second)
 			defer cancel()
@@ -44,7 +49,7 @@ func explainCommand() *cobra.Command {
 				query.Set("id", id)
 			}
 			if err := probe(ctx, adminURL(admin, "/explain?"+query.Encode()), true, &body); err != nil {
-				return err
+				return fromAdmin(admin, err)
 			}
 			if output == "json" {
 				_, err := cmd.OutOrStdout().Write(body.Bytes())
@@ -73,6 +78,26 @@ func nothingKept(id string) string {
 		return fmt.Sprintf("no decision is kept of a request %q: Envoy gives requests ids of its own (request_id in its access log); without --id the newest are shown", id)
 	}
 	return "no decision is kept: send x-shunt-explain: 1 with explain.header set, or set explain.sample"
+}
+
+// checkAdmin tells a flag --admin that can't be one from a listener that is not there.
+func checkAdmin(admin string) error {
+	if path, ok := strings.CutPrefix(admin, "unix:"); ok && path != "" {
+		return nil
+	}
+	if host, port, err := net.SplitHostPort(admin); err != nil || host == "" || port == "" || strings.Contains(admin, "/") {
+		return fmt.Errorf("--admin %q is not IP:port or unix:PATH, such as 127.0.0.1:9902", admin)
+	}
+	return nil
+}
+
+// fromAdmin says what to look at where nobody answers.
+func fromAdmin(admin string, err error) error {
+	var unanswered *url.Error
+	if errors.As(err, &unanswered) {
+		return fmt.Errorf("%w; is an Envoy with shunt up, with admin.address %s? --admin names another", err, admin)
+	}
+	return err
 }
 
 // adminURL is the URL of a path on the admin listener, as probe takes it.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -33,7 +34,15 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		Short:         "Check shunt's configuration, print an Envoy bootstrap for it, show what it reads of engines, probe what runs",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Args:          cobra.ArbitraryArgs, // what is no command comes to RunE
+		RunE:          noCommand,
+
+		DisableFlagsInUseLine:      true,
+		SuggestionsMinimumDistance: 2,
 	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
+	})
 	root.AddCommand(envoyConfigCommand(), checkCommand(), metricsCommand(), endpointsCommand(), explainCommand(), probeCommand(), drainCommand(), simCommand(), versionCommand())
 	root.SetArgs(args)
 	root.SetIn(stdin)
@@ -81,12 +90,46 @@ func byLine(problems config.Problems) config.Problems {
 	})
 }
 
+func noCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return cmd.Help()
+	}
+	hint := ""
+	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+		hint = " (did you mean " + strings.Join(like, " or ") + "?)"
+	}
+	return fmt.Errorf("unknown command %q%s; see %s --help", args[0], hint, cmd.CommandPath())
+}
+
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s takes flags alone, and got %q; see %s --help", cmd.CommandPath(), args[0], cmd.CommandPath())
+}
+
 // oneArgument names what is missing, as the usage line has it.
 func oneArgument(cmd *cobra.Command, args []string) error {
 	if len(args) == 1 {
 		return nil
 	}
 	return fmt.Errorf("%s: one argument is wanted, not %d; see %s --help", cmd.Use, len(args), cmd.CommandPath())
+}
+
+var errConfigMissing = errors.New("--config FILE is required; - is stdin")
+
+// parseConfig reads shunt's config in text, or the one in the file that it names. in is
+// the file that has it, which errors name.
+func parseConfig(file string, text []byte) (cfg *config.Config, in string, err error) {
+	cfg, err = config.Parse(text)
+	if err == nil && cfg.ConfigFile != "" {
+		file = cfg.ConfigFile
+		cfg, err = config.ParseFile(file)
+	}
+	if err != nil {
+		return nil, "", fileError{file, err}
+	}
+	return cfg, file, nil
 }
 
 // readDocument reads a file, or stdin for "-".
@@ -101,7 +144,7 @@ func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  cobra.NoArgs,
+		Args:  noArguments,
 		Run: func(cmd *cobra.Command, _ []string) {
 			fmt.Fprintln(cmd.OutOrStdout(), version())
 		},

@@ -35,6 +35,7 @@ func TestCommands(t *testing.T) {
 	badFile := write("bad.yaml", "polcy: random\nfallbacks: 1\n")
 	pointer := write("pointer.yaml", "configFile: "+goodFile+"\n")
 	broken := write("broken.yaml", "configFile: "+filepath.Join(folder, "none.yaml")+"\n")
+	badPointer := write("badpointer.yaml", "configFile: "+badFile+"\n")
 	brokenList := write("list.yaml", "- {address: engine-1}\n")
 	badList := write("badlist.yaml", "pools: {a: {file: {path: "+brokenList+"}}}\n")
 	tests := []struct {
@@ -49,6 +50,10 @@ func TestCommands(t *testing.T) {
 		{name: "check stdin", stdin: good, args: []string{"check", "-"}, stdout: "-: ok"},
 		{name: "check pointer", args: []string{"check", pointer}, stdout: "ok"},
 		{name: "check broken pointer", args: []string{"check", broken}, code: 1, stderr: []string{"configFile: can't be read"}},
+		{name: "check bad file behind a pointer", args: []string{"check", badPointer}, code: 1, stderr: []string{badFile + ": polcy (line 1)", badFile + ": fallbacks (line 2)"}},
+		{name: "check a list of endpoints", args: []string{"check", brokenList}, code: 1, stderr: []string{"is a list: an object with pools is wanted; a list of endpoints stands in a file of its own"}},
+		{name: "check Envoy with a key twice", stdin: "static_resources: {}\nnode: {}\nnode: {}\n", args: []string{"check", "-"}, code: 1, stderr: []string{"no shunt filter"}},
+		{name: "check with a tab", stdin: "pools:\n\tdefault: {static: []}\n", args: []string{"check", "-"}, code: 1, stderr: []string{"-: not YAML or JSON: line 2: has a tab before its text"}},
 		{
 			name: "check bad", args: []string{"check", badFile}, code: 1,
 			stderr: []string{badFile + ": polcy (line 1)", badFile + ": fallbacks (line 2)", badFile + ": pools: is missing"},
@@ -69,7 +74,20 @@ func TestCommands(t *testing.T) {
 		{name: "envoy-config door", args: []string{"envoy-config", "--config", goodFile, "--door", "x"}, code: 1, stderr: []string{`unknown door "x"; valid: stock, contrib`}},
 		{name: "envoy-config without config", args: []string{"envoy-config"}, code: 1, stderr: []string{"--config FILE is required"}},
 		{name: "version", args: []string{"version"}, stdout: "shunt "},
-		{name: "unknown", args: []string{"drian"}, code: 1, stderr: []string{"unknown command"}},
+		{name: "nothing", stdout: "Available Commands"},
+		{name: "unknown", args: []string{"drian"}, code: 1, stderr: []string{`shunt: unknown command "drian" (did you mean drain?); see shunt --help`}},
+		{name: "unknown, like none", args: []string{"frobnicate"}, code: 1, stderr: []string{`shunt: unknown command "frobnicate"; see shunt --help`}},
+		{name: "unknown flag", args: []string{"check", "--foo", "x"}, code: 1, stderr: []string{"unknown flag: --foo; see shunt check --help"}},
+		{name: "bad value of a flag", args: []string{"explain", "-n", "x"}, code: 1, stderr: []string{"; see shunt explain --help"}},
+		{name: "argument too many", args: []string{"version", "x"}, code: 1, stderr: []string{`shunt version takes flags alone, and got "x"; see shunt version --help`}},
+		{name: "envoy-config listen", args: []string{"envoy-config", "--config", goodFile, "--listen", "x"}, code: 1, stderr: []string{`shunt: listen address "x" is not IP:port`}},
+		{name: "endpoints without config", args: []string{"endpoints"}, code: 1, stderr: []string{"--config FILE is required"}},
+		{name: "endpoints of a bad file behind a pointer", args: []string{"endpoints", "--config", badPointer}, code: 1, stderr: []string{badFile + ": polcy (line 1)"}},
+		{name: "no admin address", args: []string{"explain", "--admin", "http://127.0.0.1:1"}, code: 1, stderr: []string{`--admin "http://127.0.0.1:1" is not IP:port or unix:PATH, such as 127.0.0.1:9902`}},
+		{name: "drain with no admin address", args: []string{"drain", "--admin", "9902"}, code: 1, stderr: []string{`--admin "9902" is not IP:port`}},
+		{name: "explain of nobody", args: []string{"explain", "--admin", "unix:" + folder + "/none"}, code: 1, stderr: []string{"is an Envoy with shunt up, with admin.address unix:"}},
+		{name: "drain of nobody", args: []string{"drain", "--admin", "unix:" + folder + "/none"}, code: 1, stderr: []string{"--admin names another"}},
+		{name: "probe of no URL", args: []string{"probe", "127.0.0.1:9902/readyz"}, code: 1, stderr: []string{`"127.0.0.1:9902/readyz" is no URL: http://, https:// or unix: is how one begins`}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

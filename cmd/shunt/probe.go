@@ -49,6 +49,9 @@ func probe(ctx context.Context, url string, show bool, stdout io.Writer) error {
 			return new(net.Dialer).DialContext(ctx, "unix", path)
 		}
 	}
+	if !strings.HasPrefix(url, "http://") && !strings.HasPrefix(url, "https://") {
+		return fmt.Errorf("%q is no URL: http://, https:// or unix: is how one begins", url)
+	}
 	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -47,7 +47,7 @@ func simCommand() *cobra.Command {
 		Example: "  shunt sim --policy round-robin --policy llm-d --policy prefill-cost\n" +
 			"  shunt sim --trace conversation.jsonl --format mooncake --smooth --endpoints 8 --speed 5 --policy prefill-cost\n" +
 			"  shunt sim --workload pod-loss --envoys 1,4,16 --seeds 5 --policy prefix-hrw --plot out.svg",
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.output != "text" && f.output != "json" {
 				return fmt.Errorf("--output: unknown format %q, valid: text, json", f.output)

@@ -95,6 +95,9 @@ func command(out io.Writer) *cobra.Command {
 		},
 	}
 	root.SetOut(out)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return fmt.Errorf("%w; ARGS=--help lists those that there are", err)
+	})
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.PersistentFlags().StringVar(&s.door, "door", bootstrap.DoorStock, "how Envoy loads shunt: stock, or contrib, in the Envoy that ENVOY_CONTRIB names or else in a stock one under golanghost")
 

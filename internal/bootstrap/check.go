@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,13 +29,14 @@ type Report struct {
 // IsEnvoy reports whether a document is Envoy's, a bootstrap or a listener or
 // route file, and not shunt's own.
 func IsEnvoy(document []byte) bool {
-	var root map[string]yaml.Node
-	if yaml.Unmarshal(document, &root) != nil {
+	var doc yaml.Node
+	if yaml.Unmarshal(document, &doc) != nil || len(doc.Content) == 0 {
 		return false
 	}
+	root := doc.Content[0]
 	for _, key := range []string{"static_resources", "staticResources", "dynamic_resources", "dynamicResources", "admin", "resources"} {
 		// shunt's own document has an admin too, but with an address that is text.
-		if node, ok := root[key]; ok && (key != "admin" || field(&node, "address").Kind == yaml.MappingNode) {
+		if node := field(root, key); node.Kind != 0 && (key != "admin" || field(node, "address").Kind == yaml.MappingNode) {
 			return true
 		}
 	}
@@ -199,6 +201,7 @@ func (c *check) filter(text []byte, err error, line int, path string) {
 	if err == nil && cfg.ConfigFile != "" {
 		path += ".configFile(" + cfg.ConfigFile + ")"
 		cfg, err = c.readFile(cfg.ConfigFile)
+		line = 0
 	}
 	if err != nil {
 		c.unknownPools = true
@@ -234,7 +237,8 @@ func (c *check) route(text []byte, err error, line int, path string) {
 }
 
 // add puts the problems of an embedded document below its own place. Their lines
-// count from that document's start, so the place's line stands in.
+// count from that document's start, so the place's line stands in, if it has one:
+// a place in another file has none.
 func (c *check) add(path string, line int, err error) {
 	var problems config.Problems
 	if !errors.As(err, &problems) {
@@ -246,7 +250,7 @@ func (c *check) add(path string, line int, err error) {
 		if p.Path != "" {
 			at += ": " + p.Path
 		}
-		c.problem(at, line, "%s", p.Message)
+		c.problem(at, cmp.Or(line, p.Line), "%s", p.Message)
 	}
 }
 

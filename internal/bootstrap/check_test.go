@@ -93,7 +93,7 @@ func TestCheckConfigFile(t *testing.T) {
 	for document, want := range map[string]string{
 		"pools: {a: {static: []}, batch: {static: []}}": "",
 		"pools: {a: {static: []}}":                      `no filter config defines pool "batch"; there are: a`,
-		"polcy: x":                                      "configFile(/etc/shunt.yaml): polcy",
+		"polcy: x":                                      "configFile(/etc/shunt.yaml): polcy (line 1)",
 	} {
 		report, err := Check(text, func(path string) (*config.Config, error) {
 			if path != o.ConfigFile {

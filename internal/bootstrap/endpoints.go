@@ -56,7 +56,7 @@ func (e *endpoints) file(path, name string) {
 	_, err := discovery.ReadFile(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		e.warn(path, "%s does not exist here: the pool has no endpoints of it until it does", name)
+		e.warn(path, "%s does not exist here: where it does not exist when Envoy starts, the config is refused", name)
 		return
 	case err != nil:
 		for _, line := range strings.Split(strings.TrimPrefix(err.Error(), name+": "), "\n") {
@@ -90,6 +90,12 @@ func (e *endpoints) list(path string, list []config.Endpoint) {
 			}
 		}
 		target, problems := pool.ParseTarget(endpoint.Address, endpoint.Labels, endpoint.Pod)
+		engine := "labels[" + strconv.Quote(pool.LabelEngine) + "]"
+		for _, p := range problems {
+			if p.Field == engine { // a file may have it, what is static may not
+				e.warn(at+"."+p.Field, "%s: it is routed to but not scored", p.Message)
+			}
+		}
 		if len(problems) > 0 {
 			continue
 		}

@@ -21,6 +21,7 @@ func TestCheckEndpoints(t *testing.T) {
 	}
 	good := write("good.yaml", `[{address: "10.0.0.9:9000", labels: {model.aibrix.ai/metric-port: "9000"}}]`)
 	below := write("below.yaml", `static: [{address: "10.0.0.9:9000"}]`)
+	engines := write("engines.yaml", `[{address: 10.0.0.1, labels: {model.aibrix.ai/engine: vlm}}]`)
 	broken := write("broken.yaml", "- {address: engine-1}\n- {adress: 10.0.0.1}\n")
 	const named = `{address: "127.0.0.1:8001", labels: {model.aibrix.ai/metric-port: "8001"}}`
 	tests := []struct {
@@ -49,6 +50,10 @@ func TestCheckEndpoints(t *testing.T) {
 			warnings: []string{`pools["a.b"].static[0].labels["model.aibrix.ai/nam"]: is not read; these are: model.aibrix.ai/name`},
 		},
 		{name: "label for profiles", document: `pools: {a: {static: [{address: 10.0.0.1, labels: {model.aibrix.ai/hardware: h100}}]}}`},
+		{
+			name: "file with an engine that is unknown", document: "pools: {a: {file: {path: " + engines + "}}}",
+			warnings: []string{"pools.a.file.path(" + engines + `)[0].labels["model.aibrix.ai/engine"]: unknown engine "vlm", valid: `},
+		},
 		{name: "file", document: "pools: {a: {file: {path: " + good + "}}}"},
 		{
 			name: "file with the list below static", document: "pools: {a: {file: {path: " + below + "}}}",

@@ -189,16 +189,17 @@ type Endpoint struct {
 	// in quotes. Default: none.
 	Labels map[string]string `json:"labels,omitempty"`
 
-	// Pod is the name shown in logs, metrics and /statusz.json. Default: the
-	// endpoint's ip:port.
+	// Pod is the name shown beside the address, in logs, metrics and
+	// /statusz.json. Default: none.
 	Pod string `json:"pod,omitempty"`
 }
 
 // File is a source of endpoints in a file.
 type File struct {
 	// Path of a YAML file that holds a list as under static. A relative path
-	// starts at Envoy's working directory. A broken or missing file keeps the last
-	// good set. Required.
+	// starts at Envoy's working directory. A file that breaks or goes
+	// keeps the last good set; at the start, with no such set, it is an error.
+	// Required.
 	Path string `json:"path"`
 }
 

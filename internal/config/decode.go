@@ -141,6 +141,10 @@ func (d *decoder) entries(n *yaml.Node, path, want string, each func(key string,
 
 func (d *decoder) object(n *yaml.Node, into reflect.Value, path string) {
 	fields := fieldIndex(into.Type())
+	if n.Kind == yaml.SequenceNode && into.Type() == reflect.TypeFor[Config]() {
+		d.fail(path, "is a list: an object with pools is wanted; a list of endpoints stands in a file of its own, which pools.NAME.file.path names")
+		return
+	}
 	d.entries(n, path, "an object with "+strings.Join(fieldNames(into.Type()), ", "), func(key string, value *yaml.Node) {
 		if path == "" {
 			d.top = append(d.top, key)
