@@ -16,6 +16,7 @@ const destinationHeader = "x-gateway-destination-endpoint"
 const (
 	typeExtension   = "envoy.config.core.v3.TypedExtensionConfig"
 	typeFilterState = "envoy.config.route.v3.FilterConfig"
+	typeUpstream    = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 )
 
 // served checks what shunt's configs hang on in Envoy's: that the key of a
@@ -57,6 +58,7 @@ func (c *check) served(root *yaml.Node) {
 	s.names = slices.Compact(s.names)
 	visit(placed{root, ""}, 0, func(n placed) bool {
 		s.keys(n.below("typed_per_filter_config", "typedPerFilterConfig"))
+		s.chain(n)
 		for _, item := range items(n.below("http_filters", "httpFilters")) {
 			if isFilter(field(item.Node, "typed_config", "typedConfig")) && field(item.Node, "disabled").Value != "true" {
 				s.routes(n.below("route_config", "routeConfig"), field(item.Node, "name").Value)
@@ -64,6 +66,33 @@ func (c *check) served(root *yaml.Node) {
 		}
 		return true
 	})
+}
+
+// chain checks where shunt stands in the filter chains of n.
+func (s *served) chain(n placed) {
+	upstream := items(n.below("upstream_http_filters", "upstreamHttpFilters"))
+	chain := items(n.below("http_filters", "httpFilters"))
+	if n.kind() == typeUpstream {
+		upstream, chain = chain, nil
+	}
+	active := func(item placed) bool {
+		return isFilter(field(item.Node, "typed_config", "typedConfig")) && field(item.Node, "disabled").Value != "true"
+	}
+	for _, item := range upstream {
+		if active(item) {
+			s.warn(item.path, item.Line, "shunt is in an upstream filter chain: Envoy has chosen the host by then, and what shunt picks is not used; it belongs before the router")
+		}
+	}
+	first := ""
+	for _, item := range chain {
+		switch {
+		case !active(item):
+		case first == "":
+			first = item.path
+		default:
+			s.warn(item.path, item.Line, "shunt is in this chain twice (see "+first+"): unless routes disable one of them, each request is picked for and takes a slot twice")
+		}
+	}
 }
 
 // keys checks the keys of one typed_per_filter_config.

@@ -19,6 +19,12 @@ func TestCheckServed(t *testing.T) {
 	replace := func(pairs ...string) func(string) string {
 		return func(text string) string { return strings.NewReplacer(pairs...).Replace(text) }
 	}
+	twice := func(more string) func(string) string {
+		return func(text string) string {
+			const router = "          - name: envoy.filters.http.router"
+			return strings.Replace(text, router, strings.Replace(filterIn(text, "          "), "- name: shunt\n", "- name: again\n"+more, 1)+router, 1)
+		}
+	}
 	tests := []struct {
 		name   string
 		routes string
@@ -65,6 +71,23 @@ func TestCheckServed(t *testing.T) {
 			edit: replace("domains: [\"*\"]\n", "domains: [\"*\"]\n              typed_per_filter_config: {shunt: {\"@type\": type.googleapis.com/envoy.config.route.v3.FilterConfig, disabled: true}}\n"),
 			warn: routesAt + "[1].route.cluster (line ",
 		},
+		{name: "twice in a chain", edit: twice(""), warn: "http_filters[1] (line "},
+		{name: "twice, but one of them disabled", edit: twice("            disabled: true\n")},
+		{
+			name: "in an upstream chain", edit: func(text string) string {
+				const options = "        explicit_http_config:\n"
+				return strings.Replace(text, options, "        http_filters:\n"+filterIn(text, "        ")+options, 1)
+			},
+			warn: "typed_extension_protocol_options.envoy.extensions.upstreams.http.v3.HttpProtocolOptions.http_filters[0] (line ",
+		},
+		{
+			name: "in the router's chain",
+			edit: func(text string) string {
+				const router = `{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router`
+				return strings.Replace(text, router+"}", "\n              \"@type\": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router\n              upstream_http_filters:\n"+filterIn(text, "              "), 1)
+			},
+			warn: "typed_config.upstream_http_filters[0] (line ",
+		},
 		{name: "disabled in the chain", edit: replace(named, "name: shunt\n            disabled: true"+comment, "use_http_header: true", "use_http_header: false")},
 	}
 	for _, tt := range tests {
@@ -104,4 +127,19 @@ func TestCheckRoutesAlone(t *testing.T) {
 	if err != nil || report.Routes != 1 || len(report.Problems)+len(report.Warnings) > 0 {
 		t.Errorf("%+v, %v", report, err)
 	}
+}
+
+// filterIn is shunt's filter as it is in a bootstrap, at another depth.
+func filterIn(text, indent string) string {
+	const depth = "          "
+	_, filter, _ := strings.Cut(text, "http_filters:\n")
+	lines := strings.SplitAfter(filter, "\n")
+	var out strings.Builder
+	for i, line := range lines {
+		if i > 0 && !strings.HasPrefix(line, depth+"  ") {
+			break
+		}
+		out.WriteString(indent + strings.TrimPrefix(line, depth))
+	}
+	return out.String()
 }
