@@ -398,7 +398,7 @@ func (rt *Runtime) startLocked(cfg *config.Config) {
 	if !rt.tuned && rt.options.TuneRuntime {
 		rt.tuned = true
 		rt.tune(cfg)
-		discovery.KeepQuiet()
+		discovery.KeepQuiet(rt.faultIn("discovery"))
 	}
 	if !rt.running {
 		rt.running = true

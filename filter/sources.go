@@ -58,6 +58,8 @@ func sourceDef(def *config.Pool, name string) any {
 // SourceHooks are what a source tells beside endpoints.
 type SourceHooks struct {
 	Log func(slog.Level, string)
+	// Fault is told of panics that the source went on after.
+	Fault discovery.Fault
 	// Resources gets what an InferencePool's namespace says of its requests; nil for
 	// nobody.
 	Resources func(discovery.Resources)
@@ -87,7 +89,7 @@ func NewSource(def *config.Pool, name string, hooks SourceHooks) (discovery.Sour
 func dnsOptions(d *config.DNS, hooks SourceHooks) discovery.DNSOptions {
 	o := discovery.DNSOptions{
 		Servers: d.ServerAddresses(), Timeout: d.Timeout, MinInterval: d.MinInterval, MaxInterval: d.MaxInterval,
-		RetryInterval: d.MinInterval, Log: hooks.Log,
+		RetryInterval: d.MinInterval, Log: hooks.Log, Fault: hooks.Fault,
 	}
 	for _, n := range d.Names {
 		o.Names = append(o.Names, discovery.DNSName{Name: n.Name, SRV: n.Type == config.DNSServices, Port: uint16(n.Port), Labels: n.Labels})
@@ -98,7 +100,7 @@ func dnsOptions(d *config.DNS, hooks SourceHooks) discovery.DNSOptions {
 func kubernetesOptions(k *config.Kubernetes, hooks SourceHooks) discovery.KubernetesOptions {
 	o := discovery.KubernetesOptions{
 		Kubeconfig: k.Kubeconfig, Context: k.Context, Namespaces: k.Namespaces, Selector: k.Selector,
-		InferencePool: k.InferencePool, Log: hooks.Log, Resources: hooks.Resources,
+		InferencePool: k.InferencePool, Log: hooks.Log, Fault: hooks.Fault, Resources: hooks.Resources,
 	}
 	for _, port := range k.TargetPorts {
 		o.Ports = append(o.Ports, uint16(port))
@@ -172,7 +174,8 @@ func (rt *Runtime) startSourceLocked(p *Pool, def *config.Pool, name string) {
 		}
 	}
 	source, err := NewSource(def, name, SourceHooks{
-		Log: func(l slog.Level, line string) { rt.log(l, "pool "+p.name+": "+line) },
+		Log:   func(l slog.Level, line string) { rt.log(l, "pool "+p.name+": "+line) },
+		Fault: rt.faultIn("discovery of pool " + p.name),
 		Resources: func(r discovery.Resources) {
 			hand(func() { rt.takeResources(p, r) })
 		},

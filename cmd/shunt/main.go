@@ -21,7 +21,9 @@ import (
 )
 
 func main() {
-	discovery.KeepQuiet() // stderr is this tool's
+	discovery.KeepQuiet(func(cause any, stack []byte) { // else stderr is this tool's
+		fmt.Fprintf(os.Stderr, "internal error: %v\n%s", cause, stack)
+	})
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 

@@ -4,6 +4,8 @@ package discovery
 
 import (
 	"context"
+	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/shuntproxy/shunt/internal/pool"
@@ -66,6 +68,17 @@ type Status struct {
 	// Passed are things that were found and are no endpoints, with the reason: at
 	// most maxPassed.
 	Passed []string
+}
+
+// Fault is told of a panic that was caught, or is nil.
+type Fault func(cause any, stack []byte)
+
+// caught tells of a panic, and makes an error of it.
+func (f Fault) caught(cause any) error {
+	if f != nil {
+		f(cause, debug.Stack())
+	}
+	return fmt.Errorf("internal error: %v", cause)
 }
 
 // maxPassed bounds Status.Passed.

@@ -32,6 +32,8 @@ type DNSOptions struct {
 	MinInterval, MaxInterval, RetryInterval time.Duration
 	// Log gets one line per change, or is nil.
 	Log func(level slog.Level, msg string)
+	// Fault is told of panics.
+	Fault Fault
 }
 
 // DNSName is one name.
@@ -152,7 +154,7 @@ func (d *DNS) follow(ctx context.Context, i int, found chan<- dnsFound) {
 func (d *DNS) guarded(ctx context.Context, name *DNSName) (targets []pool.Target, ttl time.Duration, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
-			err = fmt.Errorf("%s: internal error: %v", name.Name, cause)
+			err = fmt.Errorf("%s: %w", name.Name, d.options.Fault.caught(cause))
 		}
 	}()
 	return d.lookUp(ctx, name)
@@ -291,10 +293,11 @@ type resolver struct {
 	servers []string
 	conf    *dns.ClientConfig
 	timeout time.Duration
+	fault   Fault
 }
 
 func (d *DNS) newResolver() (*resolver, error) {
-	r := &resolver{timeout: d.options.Timeout, conf: &dns.ClientConfig{Ndots: 1}}
+	r := &resolver{timeout: d.options.Timeout, fault: d.options.Fault, conf: &dns.ClientConfig{Ndots: 1}}
 	conf, err := dns.ClientConfigFromFile(d.options.ResolvConf)
 	if err == nil {
 		r.conf = conf
@@ -328,7 +331,7 @@ func (r *resolver) addresses(ctx context.Context, name string) ([]netip.Addr, ti
 	ask := func(kind uint16) (a answer) {
 		defer func() { // one of the two runs in a goroutine of its own
 			if cause := recover(); cause != nil {
-				a = answer{err: fmt.Errorf("%s: internal error: %v", name, cause)}
+				a = answer{err: fmt.Errorf("%s: %w", name, r.fault.caught(cause))}
 			}
 		}()
 		msg, err := r.search(ctx, name, kind)

@@ -415,3 +415,17 @@ func TestDNSFollowsTTL(t *testing.T) {
 		t.Errorf("asked %v", z.asked)
 	}
 }
+
+// TestDNSPanics: a panic ends a look-up, and is told.
+func TestDNSPanics(t *testing.T) {
+	var told []any
+	d := NewDNS(DNSOptions{
+		Servers: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:1")},
+		Fault:   func(cause any, _ []byte) { told = append(told, cause) },
+	})
+	var none context.Context
+	_, _, err := d.guarded(none, &DNSName{Name: "one.test", SRV: true})
+	if err == nil || !strings.HasPrefix(err.Error(), "one.test: internal error: ") || len(told) != 1 {
+		t.Errorf("got %v, told %v", err, told)
+	}
+}

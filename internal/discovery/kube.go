@@ -165,7 +165,7 @@ func (k *Kubernetes) end(w *objectWatch) {
 func (k *Kubernetes) turn(ctx context.Context, deliver func(Set), first, most time.Duration) {
 	start := func(lw listWatch) *objectWatch {
 		return startWatch(lw, first, most, k.notify, func(cause any) {
-			k.log(slog.LevelError, fmt.Sprintf("kubernetes: internal error in watching %s: %v", lw.what, cause))
+			k.log(slog.LevelError, fmt.Sprintf("kubernetes: watching %s: %v", lw.what, k.options.Fault.caught(cause)))
 		})
 	}
 	namespaces := k.namespaces()
@@ -425,7 +425,7 @@ func (k *Kubernetes) askGroups(ctx context.Context, e *extra) {
 func (k *Kubernetes) group(ctx context.Context, candidates []schema.GroupVersionResource) (found schema.GroupVersionResource, err error) {
 	defer func() { // it runs in a goroutine of its own
 		if cause := recover(); cause != nil {
-			err = fmt.Errorf("internal error: %v", cause)
+			err = k.options.Fault.caught(cause)
 		}
 	}()
 	ctx, cancel := context.WithTimeout(ctx, groupTimeout)

@@ -37,11 +37,12 @@ type cluster struct {
 
 // KeepQuiet keeps client-go from writing to the process's stderr and from ending
 // the process: its goroutines throw again what they catch, unless told
-// otherwise. Both are global there, so this is for what owns the process, once,
-// before the first source runs.
-func KeepQuiet() {
+// otherwise, and so tell fault instead. All is global there, so this is for what
+// owns the process, once, before the first source runs.
+func KeepQuiet(fault Fault) {
 	klog.SetLogger(logr.Discard())
 	utilruntime.ReallyCrash = false
+	utilruntime.PanicHandlers = []func(context.Context, any){func(_ context.Context, cause any) { _ = fault.caught(cause) }}
 }
 
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"

@@ -13,7 +13,7 @@ var errNoKubernetes = errors.New("this build has no Kubernetes source (build tag
 type Kubernetes struct{}
 
 // KeepQuiet has nothing to keep quiet.
-func KeepQuiet() {}
+func KeepQuiet(Fault) {}
 
 // NewKubernetes returns a source that can't run.
 func NewKubernetes(KubernetesOptions) *Kubernetes { return &Kubernetes{} }

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
 	"github.com/shuntproxy/shunt/internal/pool"
 )
@@ -83,6 +84,46 @@ func (s *delivered) until(t *testing.T, want string) {
 		case <-deadline:
 			t.Fatalf("got %s, want %s", last, want)
 		}
+	}
+}
+
+// TestKubernetesPanics: a panic while client-go lists or watches is told, where
+// it would be swallowed, and the list is asked for again.
+func TestKubernetesPanics(t *testing.T) {
+	crash, handlers := utilruntime.ReallyCrash, utilruntime.PanicHandlers
+	t.Cleanup(func() { utilruntime.ReallyCrash, utilruntime.PanicHandlers = crash, handlers })
+	told := make(chan string, 100)
+	KeepQuiet(func(cause any, stack []byte) { told <- fmt.Sprintf("%v\n%s", cause, stack) })
+	s := newKubeServer(t)
+	s.put("pods", "ns/a", podObject("10.0.0.1", modelM))
+	w := newKubeWorld(t, s, nil)
+	open, panicked := w.source.connect, false
+	w.source.connect = func(o KubernetesOptions) (*cluster, error) {
+		c, err := open(o)
+		if err != nil {
+			return nil, err
+		}
+		pods := c.pods
+		c.pods = func(namespace, selector string) listWatch {
+			lw := pods(namespace, selector)
+			strip := lw.strip
+			lw.strip = func(o runtime.Object) runtime.Object {
+				if !panicked {
+					panicked = true
+					panic("in strip")
+				}
+				return strip(o)
+			}
+			return lw
+		}
+		return c, nil
+	}
+	follow(t, w.source).wait(t, "10.0.0.1:8000=a")
+	if len(told) != 1 {
+		t.Fatalf("%d panics were told, want 1", len(told))
+	}
+	if got := <-told; !strings.HasPrefix(got, "in strip\n") || !strings.Contains(got, "TestKubernetesPanics") {
+		t.Errorf("got %s", got)
 	}
 }
 

@@ -24,6 +24,8 @@ type KubernetesOptions struct {
 	Resources func(Resources)
 	// Log gets one line per change, or is nil.
 	Log func(level slog.Level, msg string)
+	// Fault is told of panics, but for those that client-go catches: KeepQuiet.
+	Fault Fault
 
 	// RetryInterval and RetryCap are the first and the longest pause after a failed
 	// request. Zero means the defaults.
