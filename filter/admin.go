@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -100,8 +101,29 @@ func listenOn(network, addr string) (net.Listener, error) {
 }
 
 // monitorHandler serves what a scraper and a kubelet ask.
-func (rt *Runtime) monitorHandler() *http.ServeMux {
+func (rt *Runtime) monitorHandler() http.Handler {
 	mux := http.NewServeMux()
+	rt.monitorPages(mux)
+	servePaths(mux, monitorPaths)
+	return mux
+}
+
+const (
+	monitorPaths = "GET /metrics, /healthz, /readyz"
+	adminPaths   = monitorPaths + ", /statusz.json, /explain, /drain; POST /drain, /undrain"
+)
+
+// servePaths says at the root what there is, and of all other pages that they are not.
+func servePaths(mux *http.ServeMux, paths string) {
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprintf(w, "shunt %s: %s\n", Version, paths)
+	})
+	mux.HandleFunc("GET /", func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, fmt.Sprintf("no GET %s here; there are: %s", r.URL.Path, paths), http.StatusNotFound)
+	})
+}
+
+func (rt *Runtime) monitorPages(mux *http.ServeMux) {
 	mux.Handle("GET /metrics", rt.pages.alone(promhttp.HandlerFor(rt.metrics.registry, promhttp.HandlerOpts{}), pageWait))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -111,16 +133,17 @@ func (rt *Runtime) monitorHandler() *http.ServeMux {
 		}
 		_, _ = w.Write([]byte("ok\n"))
 	})
-	return mux
 }
 
 // adminHandler serves everything.
 func (rt *Runtime) adminHandler() http.Handler {
-	mux := rt.monitorHandler()
+	mux := http.NewServeMux()
+	rt.monitorPages(mux)
 	mux.Handle("GET /explain", rt.pages.alone(http.HandlerFunc(rt.serveExplain), pageWait))
 	mux.Handle("GET /statusz.json", rt.pages.alone(http.HandlerFunc(rt.serveStatus), pageWait))
 	rt.drainHandlers(mux)
 	injectAdmin(rt, mux)
+	servePaths(mux, adminPaths)
 	return mux
 }
 

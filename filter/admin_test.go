@@ -69,11 +69,42 @@ func TestReadyz(t *testing.T) {
 	step("released", 503, "no configuration is loaded")
 }
 
+// TestUnknownPages name those that there are.
+func TestUnknownPages(t *testing.T) {
+	w := newWorld(t, "")
+	w.register()
+	for name, row := range map[string]struct {
+		handler http.Handler
+		paths   string
+	}{
+		"admin":   {w.adminHandler(), "GET /metrics, /healthz, /readyz, /statusz.json, /explain, /drain; POST /drain, /undrain"},
+		"monitor": {w.monitorHandler(), "GET /metrics, /healthz, /readyz"},
+	} {
+		if code, body := ask(row.handler, "GET", "/"); code != 200 || body != "shunt "+Version+": "+row.paths+"\n" {
+			t.Errorf("%s: / is %d %q", name, code, body)
+		}
+		if code, body := ask(row.handler, "GET", "/stats/x"); code != 404 || body != "no GET /stats/x here; there are: "+row.paths+"\n" {
+			t.Errorf("%s: /stats/x is %d %q", name, code, body)
+		}
+		if code, _ := ask(row.handler, "POST", "/metrics"); code != 405 {
+			t.Errorf("%s: POST /metrics is %d", name, code)
+		}
+		for group := range strings.SplitSeq(row.paths, "; ") {
+			method, paths, _ := strings.Cut(group, " ")
+			for path := range strings.SplitSeq(paths, ", ") {
+				if code, body := ask(row.handler, method, path); code == 404 {
+					t.Errorf("%s: %s %s, which is listed, is %q", name, method, path, body)
+				}
+			}
+		}
+	}
+}
+
 func TestAdminServesTheRest(t *testing.T) {
 	w := newWorld(t, "")
 	w.register()
 	for path, want := range map[string]struct{ admin, monitor int }{
-		"/metrics": {200, 200}, "/healthz": {200, 200}, "/statusz.json": {200, 404}, "/": {404, 404}, "/test/grant": {404, 404},
+		"/metrics": {200, 200}, "/healthz": {200, 200}, "/statusz.json": {200, 404}, "/": {200, 200}, "/nowhere": {404, 404}, "/test/grant": {404, 404},
 	} {
 		if path == "/test/grant" && injecting {
 			continue

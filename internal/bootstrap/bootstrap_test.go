@@ -412,3 +412,19 @@ func TestErrors(t *testing.T) {
 		}
 	}
 }
+
+// TestMetadataIsDocumented: docs/operations.md says what each key of the access
+// log is.
+func TestMetadataIsDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "## The access log")
+	section, _, _ = strings.Cut(section, "\n## ")
+	for _, key := range MetadataFields() {
+		if !strings.Contains(section, "`"+key+"`") {
+			t.Errorf("%s is not in the section on the access log", key)
+		}
+	}
+}
