@@ -16,7 +16,8 @@ func checkCommand() *cobra.Command {
 		Short: "Check a shunt config, or an Envoy configuration that holds some",
 		Long: "Check a shunt config, or an Envoy configuration (bootstrap, listener or route file; YAML or JSON) with\n" +
 			"shunt's filter configs, the files they name, its per-route configs, whose pools must exist and whose keys\n" +
-			"must be the filter's name, and the clusters of the static routes that shunt serves.\n" +
+			"must be the filter's name, and the clusters of the static routes that shunt serves. It warns of what Envoy's\n" +
+			"defaults break: README.md lists it.\n" +
 			"Relative file names start at the working directory, as they do in Envoy. - is stdin.\n" +
 			"Every problem is a line on stderr, and the exit code is 1. A warning is a line there too, and changes no\n" +
 			"exit code: what it tells is legal and likely not meant.\n" +

@@ -85,6 +85,7 @@ type check struct {
 	unknownPools bool
 	named        []namedPool
 	destinations map[string]bool // of the filters
+	body         int64           // the most that limits.requestBody is, of filters of the contrib door
 }
 
 type namedPool struct {
@@ -175,7 +176,9 @@ func (c *check) contrib(n *yaml.Node, path string) bool {
 	}
 	document := field(n, "plugin_config", "pluginConfig")
 	text, _, err := packed(document, "xds.type.v3.TypedStruct")
-	c.filter(text, err, document.Line, path+".plugin_config")
+	if cfg := c.filter(text, err, document.Line, path+".plugin_config"); cfg != nil {
+		c.body = max(c.body, int64(cfg.Limits.RequestBody))
+	}
 	return true
 }
 
@@ -189,13 +192,14 @@ func routeName(n *yaml.Node) string {
 	return field(n, "filter_name", "filterName", "per_route_config_name", "perRouteConfigName").Value
 }
 
-// filter checks the document of a filter; err says why there is none.
-func (c *check) filter(text []byte, err error, line int, path string) {
+// filter checks the document of a filter, and returns what it says, nil if it is
+// broken; err says why there is none.
+func (c *check) filter(text []byte, err error, line int, path string) *config.Config {
 	c.Filters++
 	if err != nil {
 		c.unknownPools = true
 		c.problem(path, line, "%v", err)
-		return
+		return nil
 	}
 	cfg, err := config.Parse(text)
 	if err == nil && cfg.ConfigFile != "" {
@@ -206,7 +210,7 @@ func (c *check) filter(text []byte, err error, line int, path string) {
 	if err != nil {
 		c.unknownPools = true
 		c.add(path, line, err)
-		return
+		return nil
 	}
 	for _, name := range cfg.Pools.Names() {
 		c.pools[name] = true
@@ -217,6 +221,7 @@ func (c *check) filter(text []byte, err error, line int, path string) {
 	for _, w := range slices.Concat(warnings, CheckFlow(cfg)) {
 		c.warn(path+": "+w.Path, line, w.Message)
 	}
+	return cfg
 }
 
 // route checks the document of a route; err says why there is none.

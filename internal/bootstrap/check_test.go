@@ -8,10 +8,10 @@ import (
 )
 
 func perRoute(kind, value string) string {
-	return "- match: {prefix: /x}\n  route: {cluster: shunt_engines}\n  typed_per_filter_config:\n" +
+	return "- match: {prefix: /x}\n  route: {cluster: shunt_engines, timeout: 0s}\n  typed_per_filter_config:\n" +
 		"    shunt:\n" +
 		"      \"@type\": type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilterPerRoute\n" +
-		"      dynamic_module_config: {name: shunt}\n      filter_name: shunt\n" +
+		"      dynamic_module_config: {name: shunt, do_not_close: true}\n      filter_name: shunt\n" +
 		"      filter_config: {\"@type\": type.googleapis.com/google.protobuf." + kind + ", value: " + value + "}\n"
 }
 

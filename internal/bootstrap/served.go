@@ -16,6 +16,7 @@ const destinationHeader = "x-gateway-destination-endpoint"
 const (
 	typeExtension   = "envoy.config.core.v3.TypedExtensionConfig"
 	typeFilterState = "envoy.config.route.v3.FilterConfig"
+	typeManager     = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 	typeUpstream    = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 )
 
@@ -27,8 +28,9 @@ type served struct {
 	// names are those that a shunt filter has, or may have, in a chain.
 	names    []string
 	clusters map[string]placed
-	// told are the clusters whose problem is reported.
-	told map[string]bool
+	// told are the clusters whose problem is reported, judged those that engines
+	// has looked at, by path.
+	told, judged map[string]bool
 }
 
 // placed is a node with its path.
@@ -38,7 +40,7 @@ type placed struct {
 }
 
 func (c *check) served(root *yaml.Node) {
-	s := &served{check: c, clusters: map[string]placed{}, told: map[string]bool{}}
+	s := &served{check: c, clusters: map[string]placed{}, told: map[string]bool{}, judged: map[string]bool{}}
 	for _, cluster := range items(placed{root, ""}.below("static_resources", "staticResources").below("clusters")) {
 		s.clusters[field(cluster.Node, "name").Value] = cluster
 	}
@@ -59,8 +61,14 @@ func (c *check) served(root *yaml.Node) {
 	visit(placed{root, ""}, 0, func(n placed) bool {
 		s.keys(n.below("typed_per_filter_config", "typedPerFilterConfig"))
 		s.chain(n)
+		if n.kind() == typeModule && isFilter(n.Node) || n.kind() == typeModuleRoute && isRoute(n.Node) {
+			s.loaded(n)
+		}
 		for _, item := range items(n.below("http_filters", "httpFilters")) {
 			if isFilter(field(item.Node, "typed_config", "typedConfig")) && field(item.Node, "disabled").Value != "true" {
+				if n.kind() == typeManager {
+					s.manager(n)
+				}
 				s.routes(n.below("route_config", "routeConfig"), field(item.Node, "name").Value)
 			}
 		}
@@ -116,9 +124,9 @@ func (s *served) routes(config placed, filter string) {
 		for _, route := range items(host.below("routes")) {
 			off := disabled(route.Node, filter, off)
 			action := route.below("route")
-			s.cluster(action.below("cluster"), off)
+			s.cluster(action, action.below("cluster"), off)
 			for _, weighted := range items(action.below("weighted_clusters", "weightedClusters").below("clusters")) {
-				s.cluster(weighted.below("name"), disabled(weighted.Node, filter, off))
+				s.cluster(action, weighted.below("name"), disabled(weighted.Node, filter, off))
 			}
 		}
 	}
@@ -126,7 +134,7 @@ func (s *served) routes(config placed, filter string) {
 
 // cluster checks the cluster that a route names; off says that shunt is disabled
 // on that route.
-func (s *served) cluster(name placed, off bool) {
+func (s *served) cluster(action, name placed, off bool) {
 	cluster, ok := s.clusters[name.Value]
 	if name.Kind == 0 || !ok {
 		return
@@ -137,6 +145,9 @@ func (s *served) cluster(name placed, off bool) {
 	header := field(lb.Node, "http_header_name", "httpHeaderName").Value
 	reads := original && field(lb.Node, "use_http_header", "useHttpHeader").Value == "true" && strings.EqualFold(header, destinationHeader)
 	lists := (kind == "EDS" || kind == "3") && holds(cluster.Node, isOverrideHost)
+	if !off && (reads || lists) {
+		s.engines(action, cluster)
+	}
 	only := func(destination string) bool { return len(s.destinations) == 1 && s.destinations[destination] }
 	switch {
 	case !off && reads && only(config.DestinationEDS):

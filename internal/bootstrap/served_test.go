@@ -15,7 +15,7 @@ func TestCheckServed(t *testing.T) {
 	const comment = "\n            # A route finds"
 	const named = "name: shunt" + comment
 	const canary = "- name: canary\n  type: STATIC\n  connect_timeout: 1s\n"
-	toCanary := func(action string) string { return "- match: {prefix: /x}\n  route: {" + action + "}\n" }
+	toCanary := func(action string) string { return "- match: {prefix: /x}\n  route: {" + action + ", timeout: 0s}\n" }
 	replace := func(pairs ...string) func(string) string {
 		return func(text string) string { return strings.NewReplacer(pairs...).Replace(text) }
 	}
@@ -50,9 +50,9 @@ func TestCheckServed(t *testing.T) {
 				return strings.Replace(text, router, "- {name: shunt, config_discovery: {config_source: {ads: {}}}}\n          "+router, 1)
 			},
 		},
-		{name: "wrapped in a FilterConfig under a wrong key", routes: "- match: {prefix: /x}\n  route: {cluster: shunt_engines}\n  typed_per_filter_config:\n    other:\n" +
+		{name: "wrapped in a FilterConfig under a wrong key", routes: "- match: {prefix: /x}\n  route: {cluster: shunt_engines, timeout: 0s}\n  typed_per_filter_config:\n    other:\n" +
 			"      \"@type\": type.googleapis.com/envoy.config.route.v3.FilterConfig\n      config:\n        \"@type\": " + typePrefix + typeModuleRoute +
-			"\n        filter_name: shunt\n        filter_config: {\"@type\": type.googleapis.com/google.protobuf.StringValue, value: \"policy: random\"}\n", want: "typed_per_filter_config.other"},
+			"\n        dynamic_module_config: {do_not_close: true}\n        filter_name: shunt\n        filter_config: {\"@type\": type.googleapis.com/google.protobuf.StringValue, value: \"policy: random\"}\n", want: "typed_per_filter_config.other"},
 		{name: "no header", edit: replace("use_http_header: true", "use_http_header: false"), want: "static_resources.clusters[0].original_dst_lb_config (line "},
 		{name: "no lb config", edit: replace("original_dst_lb_config", "x"), want: "static_resources.clusters[0].original_dst_lb_config (line "},
 		{name: "another header", edit: replace("http_header_name: x-gateway-destination-endpoint", "http_header_name: x-other"), want: routesAt + "[0].route.cluster"},

@@ -156,7 +156,7 @@ func TestRouteConfig(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			o.ExtraRoutes = "- match: {prefix: /x}\n  route: {cluster: shunt_engines}\n  typed_per_filter_config:\n    " +
+			o.ExtraRoutes = "- match: {prefix: /x}\n  route: {cluster: shunt_engines, timeout: 0s}\n  typed_per_filter_config:\n    " +
 				filter + ":\n      " + indent(6, text)
 			hcm := connectionManager(t, generate(t, o).GetStaticResources().GetListeners()[0])
 			if hcm.GetHttpFilters()[0].GetName() != filter {
@@ -201,7 +201,7 @@ func TestCheckVariants(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.ExtraRoutes = "- match: {prefix: /x}\n  route: {cluster: shunt_engines}\n  typed_per_filter_config:\n    shunt:\n      " + indent(6, text)
+		o.ExtraRoutes = "- match: {prefix: /x}\n  route: {cluster: shunt_engines, timeout: 0s}\n  typed_per_filter_config:\n    shunt:\n      " + indent(6, text)
 		printed, err := Generate(o)
 		if err != nil {
 			t.Fatal(err)
@@ -215,7 +215,7 @@ func TestCheckVariants(t *testing.T) {
 
 func TestCheckContrib(t *testing.T) {
 	contrib := variants()[1]
-	contrib.ExtraRoutes = "- match: {prefix: /x}\n  route: {cluster: shunt_engines}\n  typed_per_filter_config:\n" +
+	contrib.ExtraRoutes = "- match: {prefix: /x}\n  route: {cluster: shunt_engines, timeout: 0s}\n  typed_per_filter_config:\n" +
 		"    shunt:\n      \"@type\": " + typePrefix + typeContribRoute + "\n" +
 		"      plugins_config: {shunt: {config: {\"@type\": type.googleapis.com/google.protobuf.StringValue, value: \"policy: random\"}}}\n"
 	good, err := Generate(contrib)
