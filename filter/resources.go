@@ -135,7 +135,7 @@ func (c discoveryCollector) Collect(ch chan<- prometheus.Metric) {
 		sources := append([]*runningSource(nil), p.sources...)
 		c.runtime.mu.Unlock()
 		for _, s := range sources {
-			st := s.source.Status()
+			st := s.status()
 			put := func(d *prometheus.Desc, kind prometheus.ValueType, v float64) {
 				ch <- prometheus.MustNewConstMetric(d, kind, v, p.name, s.name)
 			}

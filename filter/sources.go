@@ -9,6 +9,8 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/shuntproxy/shunt/internal/config"
 	"github.com/shuntproxy/shunt/internal/discovery"
@@ -115,8 +117,8 @@ func SourceNames(def *config.Pool) []string { return sourceNames(def) }
 // runningSource is a discovery source and the goroutine it runs in.
 type runningSource struct {
 	name   string
-	def    any // its definition
-	source discovery.Source
+	def    any                              // its definition
+	source atomic.Pointer[discovery.Source] // another after a panic
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
@@ -125,6 +127,8 @@ type runningSource struct {
 	mu    sync.Mutex
 	ended bool
 }
+
+func (s *runningSource) status() discovery.Status { return (*s.source.Load()).Status() }
 
 // end keeps the source from delivering and tells it to stop. It does not wait
 // for that: a source may be in the midst of a question.
@@ -173,17 +177,19 @@ func (rt *Runtime) startSourceLocked(p *Pool, def *config.Pool, name string) {
 			f()
 		}
 	}
-	source, err := NewSource(def, name, SourceHooks{
+	hooks := SourceHooks{
 		Log:   func(l slog.Level, line string) { rt.log(l, "pool "+p.name+": "+line) },
 		Fault: rt.faultIn("discovery of pool " + p.name),
 		Resources: func(r discovery.Resources) {
 			hand(func() { rt.takeResources(p, r) })
 		},
-	})
+	}
+	source, err := NewSource(def, name, hooks)
 	if err != nil { // a switch above misses a name
 		rt.log(slog.LevelError, fmt.Sprintf("pool %s: %v", p.name, err))
 		return
 	}
+	s.source.Store(&source)
 	if name == sourceFile {
 		if initial, err := discovery.ReadFile(def.File.Path); err == nil {
 			p.feed(sourceFile, initial, metricsync.Complete) // hold no request for it
@@ -191,22 +197,47 @@ func (rt *Runtime) startSourceLocked(p *Pool, def *config.Pool, name string) {
 	}
 	var ctx context.Context
 	ctx, s.cancel = context.WithCancel(context.Background())
-	s.source = source
-	s.done.Go(func() {
+	run := func(again bool) (ended bool) {
 		defer rt.contain("discovery of pool " + p.name)
-		err := source.Run(ctx, func(set discovery.Set) {
+		if again {
+			fresh, err := NewSource(def, name, hooks)
+			if err != nil {
+				panic(err) // it could be made
+			}
+			s.source.Store(&fresh)
+		}
+		err := (*s.source.Load()).Run(ctx, func(set discovery.Set) {
 			state := metricsync.Complete
 			if set.State == discovery.LastGood {
 				state = metricsync.LastGood
+				if again && len(set.Targets) == 0 {
+					return // it knows less than the one that panicked
+				}
 			}
 			hand(func() { p.feed(name, set.Targets, state) })
 		})
 		if err != nil {
 			rt.log(slog.LevelError, fmt.Sprintf("pool %s: %s: %v", p.name, name, err))
 		}
+		return true
+	}
+	s.done.Go(func() {
+		pause := time.NewTimer(sourcePause)
+		defer pause.Stop()
+		for again := false; !run(again); again = true {
+			pause.Reset(sourcePause)
+			select {
+			case <-ctx.Done():
+				return
+			case <-pause.C:
+			}
+		}
 	})
 	p.sources = append(p.sources, s)
 }
+
+// sourcePause is how long after a panic a source begins anew.
+const sourcePause = 2 * time.Second
 
 // checkSources looks at the sources of pools that do not run yet, as far as
 // that asks no network: broken at the start is an error, later the last good
@@ -275,7 +306,7 @@ func (rt *Runtime) sourceStatus(p *Pool) []SourceStatus {
 	}
 	now := rt.now()
 	for _, s := range sources {
-		st := s.source.Status()
+		st := s.status()
 		row := SourceStatus{Source: s.name, Where: st.Where, Delivered: !st.Loaded.IsZero(), Endpoints: st.Endpoints, Error: st.Error, Passed: st.Passed}
 		if row.Delivered {
 			age := now.Sub(st.Loaded).Seconds()

@@ -2,6 +2,7 @@ package filter
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -311,4 +313,37 @@ rewrites: [{matches: [{model: a}], targets: [{model: own}]}]`)
 		t.Errorf("priority %d: %s", s.priority(), show(v))
 	}
 	s.finish(End{})
+}
+
+// TestSourceBeginsAnew: a source that panics is begun again, and until then what
+// it found stays.
+func TestSourceBeginsAnew(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "endpoints.yaml")
+	write(t, path, "[{address: 10.0.0.1}]")
+	log, panics := newLines(), atomic.Bool{}
+	rt := NewRuntime(Options{Linger: time.Millisecond, Log: func(l slog.Level, line string) {
+		log.write(l, line)
+		if strings.Contains(line, "read 2 endpoints") && panics.CompareAndSwap(false, true) {
+			panic("in a line")
+		}
+	}})
+	t.Cleanup(rt.Stop)
+	gen, err := rt.Load([]byte("pools: {default: {file: {path: " + path + "}}}\nadmin: {address: \"\"}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(gen.Release)
+	endpoints := func() int { return len(rt.poolList()[0].holder.Load().Endpoints) }
+	eventually(t, "the first set", func() bool { return endpoints() == 1 })
+	write(t, path, "[{address: 10.0.0.1}, {address: 10.0.0.2}]")
+	log.wait(t, 1, "internal error in discovery of pool default: in a line")
+	if n := endpoints(); n != 1 {
+		t.Errorf("%d endpoints after the panic, want those before it", n)
+	}
+	eventually(t, "the second set", func() bool { return endpoints() == 2 })
+	if n := metricValue(t, rt, "shunt_internal_errors_total", "where", "discovery of pool default"); n != 1 {
+		t.Errorf("%v panics were counted", n)
+	}
+	write(t, path, "[{address: 10.0.0.3}]")
+	eventually(t, "a change after that", func() bool { return endpoints() == 1 })
 }

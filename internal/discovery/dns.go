@@ -101,7 +101,9 @@ type dnsKnown struct {
 func (d *DNS) Run(ctx context.Context, deliver func(Set)) error {
 	found := make(chan dnsFound)
 	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(ctx)
 	defer wg.Wait()
+	defer cancel() // also where this panics
 	for i := range d.options.Names {
 		wg.Go(func() { d.follow(ctx, i, found) })
 	}

@@ -429,3 +429,34 @@ func TestDNSPanics(t *testing.T) {
 		t.Errorf("got %v, told %v", err, told)
 	}
 }
+
+// TestRunPanics: a panic in Run's own goroutine, here of who takes the set,
+// leaves it: what Run began ends before.
+func TestRunPanics(t *testing.T) {
+	z := newZone(t)
+	z.set(t, "a.test. 1 A 10.0.0.1")
+	file := filepath.Join(t.TempDir(), "f.yaml")
+	for name, s := range map[string]Source{
+		"dns":  NewDNS(fastDNS(z, DNSName{Name: "a.test"}, DNSName{Name: "a.test", Port: 1})),
+		"file": NewFile(file, nil, func(slog.Level, string) {}),
+	} {
+		runPanics(t, name, s)
+	}
+}
+
+func runPanics(t *testing.T, name string, s Source) {
+	t.Helper()
+	done := make(chan any, 1)
+	go func() {
+		defer func() { done <- recover() }()
+		_ = s.Run(t.Context(), func(Set) { panic("in deliver") })
+	}()
+	select {
+	case cause := <-done:
+		if cause != "in deliver" {
+			t.Errorf("%s: panicked with %v", name, cause)
+		}
+	case <-time.After(patience):
+		t.Fatalf("%s: Run did not end", name)
+	}
+}

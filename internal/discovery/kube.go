@@ -110,7 +110,9 @@ func (k *Kubernetes) Status() Status {
 
 // Run implements Source.
 func (k *Kubernetes) Run(ctx context.Context, deliver func(Set)) error {
+	ctx, cancel := context.WithCancel(ctx)
 	defer k.stop()
+	defer cancel() // also where this panics: stop waits
 	first, most := k.options.retry()
 	timer := time.NewTimer(0)
 	defer timer.Stop()

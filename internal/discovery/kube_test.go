@@ -127,6 +127,17 @@ func TestKubernetesPanics(t *testing.T) {
 	}
 }
 
+// TestKubernetesRunPanics: as TestRunPanics, while it is asked which kinds the
+// server has.
+func TestKubernetesRunPanics(t *testing.T) {
+	s := newKubeServer(t)
+	s.put("pods", "ns/a", podObject("10.0.0.1", modelM))
+	runPanics(t, "pods", newKubeWorld(t, s, nil).source)
+	s.put("pods", "ns/b", podObject("10.0.0.2", map[string]string{"app": "x"}))
+	s.put(poolsPath, "ns/p", poolObject(map[string]string{"app": "x"}, 8000))
+	runPanics(t, "pool", newKubeWorld(t, s, func(o *KubernetesOptions) { o.InferencePool = "p" }).source)
+}
+
 func TestKubernetesPods(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		t.Run(fmt.Sprintf("stream=%v", stream), func(t *testing.T) {
