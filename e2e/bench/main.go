@@ -4,6 +4,7 @@
 //	go run ./e2e/bench                              all of it, about 16 minutes
 //	go run ./e2e/bench -quick -cases bare,floor     a smoke run
 //	go run ./e2e/bench -profile stock               where the CPU time goes (needs perf)
+//	go run ./e2e/bench -count                       instructions a request, counted one by one
 //
 // Every repetition starts the Envoys anew, since where a process's memory lands moves its figures by a few percent, and
 // then runs each body and load through all of them in turn, a different one first each time; an idle Envoy beside the
@@ -44,6 +45,7 @@ type flags struct {
 	pin     bool
 	gate    bool
 	profile string
+	count   bool
 }
 
 func main() {
@@ -77,6 +79,7 @@ func parseFlags(args []string) (flags, error) {
 	fs.BoolVar(&f.pin, "pin", runtime.NumCPU() > 1, "Envoy's worker on core 0, the load on core 1")
 	fs.BoolVar(&f.gate, "gate", false, "fail if the case stock is over a gated budget")
 	fs.StringVar(&f.profile, "profile", "", "instead of all that, run perf on this case under each of -bodies, saturated")
+	fs.BoolVar(&f.count, "count", false, "instead of all that, step through requests and count instructions (default cases: "+strings.Join(countable, ",")+")")
 	if err := fs.Parse(args); err != nil {
 		return f, err
 	}
@@ -88,6 +91,9 @@ func parseFlags(args []string) (flags, error) {
 	}
 	if f.quick {
 		f.reps = 1
+	}
+	if f.count && !given(fs, "cases") {
+		cases = strings.Join(countable, ",")
 	}
 	if f.out == "" {
 		f.out = filepath.Join(f.root, "build", "out", "bench.json")
@@ -112,6 +118,12 @@ func parseFlags(args []string) (flags, error) {
 		return f, fmt.Errorf("-profile: unknown %q, valid: %s", f.profile, strings.Join(caseNames, ", "))
 	}
 	return f, nil
+}
+
+// given tells whether a flag is on the command line.
+func given(fs *flag.FlagSet, name string) (yes bool) {
+	fs.Visit(func(f *flag.Flag) { yes = yes || f.Name == name })
+	return yes
 }
 
 var loadNames = []string{"sat", "rate", "half", "low"}
@@ -179,6 +191,9 @@ func run(ctx context.Context, f flags) (err error) {
 	b.setup.backends = engines.addrs
 	if f.profile != "" {
 		return b.perf(ctx)
+	}
+	if f.count {
+		return b.count(ctx)
 	}
 	results, err := b.measure(ctx)
 	if err != nil {
