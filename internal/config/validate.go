@@ -46,18 +46,35 @@ func validate(cfg *Config, dec *decoder) Problems {
 	}
 	c.destination(cfg)
 	c.oneOf("onInternalError", "value", cfg.OnInternalError, []string{OnErrorReject, OnErrorRoute})
-	if address := cfg.Admin.Address; address != "" && !strings.HasPrefix(address, "unix:") {
-		c.listen("admin.address", address, "IP:port or unix:PATH")
-	} else if address == "unix:" {
-		c.fail("admin.address", "names no file: write unix:PATH")
-	}
-	if address := cfg.Metrics.Address; address != "" {
-		c.listen("metrics.address", address, "IP:port")
-		if address == cfg.Admin.Address && !strings.HasSuffix(address, ":0") {
-			c.fail("metrics.address", "is the same as admin.address: one of them can't listen")
-		}
-	}
+	c.listeners(cfg.Admin.Address, cfg.Metrics.Address)
 	return c.problems
+}
+
+// maxSocketPath is what Linux takes as the path of a socket, in bytes.
+const maxSocketPath = 107
+
+// listeners checks the addresses of shunt's own, "" for none: what can't be
+// listened on would be tried again for ever.
+func (c *checker) listeners(admin, metrics string) {
+	switch file, ok := strings.CutPrefix(admin, "unix:"); {
+	case admin == "":
+	case !ok:
+		c.listen("admin.address", admin, "IP:port or unix:PATH")
+	case file == "":
+		c.fail("admin.address", "names no file: write unix:PATH")
+	case len(file) > maxSocketPath:
+		c.fail("admin.address", "names a file with %d bytes: the path of a socket has %d at the most", len(file), maxSocketPath)
+	}
+	if metrics == "" {
+		return
+	}
+	c.listen("metrics.address", metrics, "IP:port")
+	one, _ := netip.ParseAddrPort(admin)
+	two, _ := netip.ParseAddrPort(metrics)
+	a, b := one.Addr().Unmap(), two.Addr().Unmap()
+	if one.Port() != 0 && one.Port() == two.Port() && (a == b || a.IsUnspecified() || b.IsUnspecified()) {
+		c.fail("metrics.address", "has the port of admin.address, %s: one of them can't listen", admin)
+	}
 }
 
 // destination checks what only one kind of cluster can do.
