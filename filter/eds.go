@@ -99,14 +99,8 @@ func (rt *Runtime) leaveEDSLocked(f *edsFile, p *Pool) {
 func (rt *Runtime) startEDS(path string) *edsFile {
 	ctx, cancel := context.WithCancel(context.Background())
 	f := &edsFile{path: path, rt: rt, wake: make(chan struct{}, 1), cancel: cancel, pools: map[*Pool]struct{}{}, book: newEDSBook()}
-	f.done.Go(func() {
-		defer rt.contain("keeping " + path)
-		f.run(ctx)
-	})
-	f.done.Go(func() {
-		defer rt.contain("watching " + path)
-		discovery.Watch(ctx, path, f.inspect)
-	})
+	f.done.Go(func() { rt.outlive(ctx, "keeping "+path, func(bool) { f.run(ctx) }) })
+	f.done.Go(func() { rt.outlive(ctx, "watching "+path, func(bool) { discovery.Watch(ctx, path, f.inspect) }) })
 	return f
 }
 

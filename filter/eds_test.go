@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -133,4 +134,29 @@ func TestEDSFile(t *testing.T) {
 	}
 	eventually(t, "the file is back", holds(filepath.Join(dir, "sub", "eds.json"), `"127.0.0.5"`))
 	sixth.Release()
+}
+
+// TestEDSGoesOnAfterAPanic: who keeps the file begins anew.
+func TestEDSGoesOnAfterAPanic(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "eds.json")
+	var panics atomic.Bool
+	rt := NewRuntime(Options{Linger: time.Millisecond, Log: func(_ slog.Level, line string) {
+		if strings.Contains(line, "somebody else has changed or removed it") && panics.CompareAndSwap(false, true) {
+			panic("in a line")
+		}
+	}})
+	defer rt.Stop()
+	gen, err := rt.Load([]byte("pools: {default: {static: [{address: 127.0.0.1}]}}\nadmin: {address: \"\"}\ndestination: eds\neds: {path: " + path + "}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gen.Release()
+	eventually(t, "the endpoint is known", func() bool { return gen.settings.Load().pools["default"].holder.Load().ByKey("127.0.0.1:8000") != nil })
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the file is restored", func() bool { return metricValue(t, rt, "shunt_eds_writes_total", "result", "restored") == 1 })
+	if n := metricValue(t, rt, "shunt_internal_errors_total", "where", "keeping "+path); n != 1 {
+		t.Errorf("%v panics were counted", n)
+	}
 }

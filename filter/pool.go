@@ -225,10 +225,8 @@ func (rt *Runtime) watchConfig(gen *Generation, path string) *fileWatch {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &fileWatch{path: path, cancel: cancel}
 	last := ""
-	w.done.Go(func() {
-		defer rt.contain("watching " + path)
-		discovery.Watch(ctx, path, func() { last = rt.reload(gen, path, last) })
-	})
+	look := func() { last = rt.reload(gen, path, last) }
+	w.done.Go(func() { rt.outlive(ctx, "watching "+path, func(bool) { discovery.Watch(ctx, path, look) }) })
 	return w
 }
 

@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -564,6 +565,29 @@ const (
 // faultIn is fault at one place.
 func (rt *Runtime) faultIn(where string) func(cause any, stack []byte) {
 	return func(cause any, stack []byte) { rt.fault(where, cause, stack) }
+}
+
+// faultPause is how long after a panic what has to go on begins anew.
+const faultPause = 2 * time.Second
+
+// outlive runs f until it returns or, after a panic, ctx has ended; again is true
+// after one.
+func (rt *Runtime) outlive(ctx context.Context, where string, f func(again bool)) {
+	pause := time.NewTimer(faultPause)
+	defer pause.Stop()
+	run := func(again bool) (ended bool) {
+		defer rt.contain(where)
+		f(again)
+		return true
+	}
+	for again := false; !run(again); again = true {
+		pause.Reset(faultPause)
+		select {
+		case <-ctx.Done():
+			return
+		case <-pause.C:
+		}
+	}
 }
 
 // contain is deferred by goroutines: a panic ends their work, not Envoy.

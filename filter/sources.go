@@ -10,7 +10,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/shuntproxy/shunt/internal/config"
 	"github.com/shuntproxy/shunt/internal/discovery"
@@ -197,8 +196,7 @@ func (rt *Runtime) startSourceLocked(p *Pool, def *config.Pool, name string) {
 	}
 	var ctx context.Context
 	ctx, s.cancel = context.WithCancel(context.Background())
-	run := func(again bool) (ended bool) {
-		defer rt.contain("discovery of pool " + p.name)
+	run := func(again bool) {
 		if again {
 			fresh, err := NewSource(def, name, hooks)
 			if err != nil {
@@ -219,25 +217,10 @@ func (rt *Runtime) startSourceLocked(p *Pool, def *config.Pool, name string) {
 		if err != nil {
 			rt.log(slog.LevelError, fmt.Sprintf("pool %s: %s: %v", p.name, name, err))
 		}
-		return true
 	}
-	s.done.Go(func() {
-		pause := time.NewTimer(sourcePause)
-		defer pause.Stop()
-		for again := false; !run(again); again = true {
-			pause.Reset(sourcePause)
-			select {
-			case <-ctx.Done():
-				return
-			case <-pause.C:
-			}
-		}
-	})
+	s.done.Go(func() { rt.outlive(ctx, "discovery of pool "+p.name, run) })
 	p.sources = append(p.sources, s)
 }
-
-// sourcePause is how long after a panic a source begins anew.
-const sourcePause = 2 * time.Second
 
 // checkSources looks at the sources of pools that do not run yet, as far as
 // that asks no network: broken at the start is an error, later the last good
