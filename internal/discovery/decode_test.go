@@ -56,6 +56,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"tab elsewhere", "- address: 10.0.0.1 # a\tb\n- {address: ", []string{"not YAML or JSON: near line"}},
 		{"control character", "- address: 10.0.0.1\n  pod: a\x01", []string{"line 2: has the control character 0x1"}},
 		{"binary", "\x7fELF\x02\x01", []string{"line 1: has the control character 0x2"}},
+		{"no anchor", "- address: *a", []string{"unknown anchor 'a' referenced: an anchor is written &NAME"}},
 		{"latin-1", "- address: 10.0.0.1\n  pod: \xe9", []string{"line 2: is not UTF-8"}},
 		{"two documents", "[]\n---\n[]\n", []string{"more than one YAML document"}},
 		{"unknown root key", "statics: []", []string{"line 1: statics: is unknown, valid: static"}},

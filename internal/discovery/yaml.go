@@ -47,6 +47,9 @@ func NotYAML(text []byte, err error) error {
 	if tab > 0 {
 		return fmt.Errorf("not YAML or JSON: line %d: has a tab before its text: indent with spaces (%s)", tab, said)
 	}
+	if strings.Contains(said, "anchor") { // whose line the library doesn't tell
+		return fmt.Errorf("not YAML or JSON: %s: an anchor is written &NAME, before its use as *NAME; quote a text that begins with *", said)
+	}
 	if !strings.HasPrefix(said, "line ") {
 		said = "line 1: " + said
 	}
