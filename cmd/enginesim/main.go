@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/shuntproxy/shunt/internal/sim"
 )
@@ -55,6 +57,9 @@ func command(stdout io.Writer) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.IdleTimeout, cfg.FastDelay = sim.Duration(idle), sim.Duration(fastDelay)
 			cfg.Delays = sim.Delays{BeforeHeaders: sim.Duration(headers), BeforeBody: sim.Duration(first), BetweenTokens: sim.Duration(between)}
+			if err := checkFlags(cmd.Flags(), &cfg); err != nil {
+				return err
+			}
 			var configs []sim.Config
 			if engines != "" {
 				var err error
@@ -107,6 +112,38 @@ func command(stdout io.Writer) *cobra.Command {
 	f.IntVar(&cfg.Requests, "recorded-requests", 10_000, "how many requests are remembered")
 	addQuirks(cmd, &cfg)
 	return cmd
+}
+
+// checkFlags refuses what the engine would take for "not given", or can't be.
+func checkFlags(flags *pflag.FlagSet, cfg *sim.Config) error {
+	value := func(name string) string { return flags.Lookup(name).Value.String() }
+	for _, name := range []string{
+		"max-loras", "max-model-len", "output-tokens", "speedup", "max-running", "chunk-tokens", "prefill-rate", "decode-rate",
+		"block-size", "blocks", "recorded-requests", "idle-timeout",
+	} {
+		v := value(name)
+		if v == "0" || v == "0s" || v == "NaN" || strings.HasPrefix(v, "-") && name != "idle-timeout" {
+			return fmt.Errorf("--%s %s: more than 0 is wanted", name, v)
+		}
+	}
+	for _, name := range []string{
+		"batch-slowdown", "kv-slowdown", "load-running", "load-waiting", "load-kv", "delay-headers", "delay-body", "delay-tokens", "fast-delay",
+	} {
+		if v := value(name); strings.HasPrefix(v, "-") || v == "NaN" {
+			return fmt.Errorf("--%s %s: 0 or more is wanted", name, v)
+		}
+	}
+	if cfg.Load.KVUsage > 1 {
+		return fmt.Errorf("--load-kv %s: 0 to 1 is wanted", value("load-kv"))
+	}
+	// There 0 is the default: what is next to nothing stands for none.
+	if cfg.Params.BatchSlowdown == 0 {
+		cfg.Params.BatchSlowdown = math.SmallestNonzeroFloat64
+	}
+	if cfg.Params.KVSlowdown == 0 {
+		cfg.Params.KVSlowdown = math.SmallestNonzeroFloat64
+	}
+	return nil
 }
 
 func readSpec(path string) ([]sim.Config, error) {

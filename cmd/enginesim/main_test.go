@@ -79,3 +79,24 @@ func TestRun(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestFlagsRefused: a value that would stand for the default, or that no engine has.
+func TestFlagsRefused(t *testing.T) {
+	for flags, want := range map[string]string{
+		"--decode-rate 0":     "--decode-rate 0: more than 0 is wanted",
+		"--block-size 0":      "--block-size 0: more than 0 is wanted",
+		"--speedup NaN":       "--speedup NaN: more than 0 is wanted",
+		"--idle-timeout 0s":   "--idle-timeout 0s: more than 0 is wanted",
+		"--load-running -1":   "--load-running -1: 0 or more is wanted",
+		"--delay-headers=-1s": "--delay-headers -1s: 0 or more is wanted",
+		"--load-kv 5":         "--load-kv 5: 0 to 1 is wanted",
+	} {
+		cmd := command(io.Discard)
+		cmd.SetArgs(strings.Fields(flags))
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel() // what is not refused ends at once
+		if err := cmd.ExecuteContext(ctx); err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", flags, err, want)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/shuntproxy/shunt/internal/simulate"
 )
@@ -51,6 +53,9 @@ func simCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.output != "text" && f.output != "json" {
 				return fmt.Errorf("--output: unknown format %q, valid: text, json", f.output)
+			}
+			if err := f.check(cmd.Flags()); err != nil {
+				return err
 			}
 			rows, err := f.run(cmd)
 			if err != nil {
@@ -103,6 +108,41 @@ func simCommand() *cobra.Command {
 	return cmd
 }
 
+// check refuses what the simulator would take for "not given", or can't be.
+func (f *simFlags) check(flags *pflag.FlagSet) error {
+	value := func(name string) string { return flags.Lookup(name).Value.String() }
+	for _, name := range []string{
+		"scrape-interval", "rival-scrape-interval", "stale-after", "slo-ttft", "ttl",
+		"prefill-rate", "decode-rate", "kv-tokens", "max-running", "batch-tokens",
+	} {
+		if v := value(name); v == "0" || v == "0s" || strings.HasPrefix(v, "-") || v == "NaN" {
+			return fmt.Errorf("--%s %s: more than 0 is wanted", name, v)
+		}
+	}
+	for _, name := range []string{"scrape-delay", "slo-tpot", "batch-slowdown", "kv-slowdown", "max-concurrency", "jobs", "requests"} {
+		if v := value(name); strings.HasPrefix(v, "-") || v == "NaN" {
+			return fmt.Errorf("--%s %s: 0 or more is wanted", name, v)
+		}
+	}
+	if f.kvTokens < simulate.BlockTokens {
+		return fmt.Errorf("--kv-tokens %d: at least a block of %d is wanted", f.kvTokens, simulate.BlockTokens)
+	}
+	if len(f.objective) == 0 && (flags.Changed("ttl") || flags.Changed("max-concurrency")) {
+		return errors.New("--ttl and --max-concurrency are flow control's: give them with --objectives")
+	}
+	// There 0 is the default: what is next to nothing stands for none.
+	if f.cfg.Engine.BatchSlowdown == 0 {
+		f.cfg.Engine.BatchSlowdown = math.SmallestNonzeroFloat64
+	}
+	if f.cfg.Engine.KVSlowdown == 0 {
+		f.cfg.Engine.KVSlowdown = math.SmallestNonzeroFloat64
+	}
+	if f.cfg.ScrapeDelay == 0 {
+		f.cfg.ScrapeDelay = time.Nanosecond
+	}
+	return nil
+}
+
 func aboutWorkloads() string {
 	var b strings.Builder
 	for _, name := range simulate.Builtins() {
@@ -143,9 +183,6 @@ func (f *simFlags) run(cmd *cobra.Command) ([]*simulate.Result, error) {
 		plan.Parallel = runtime.GOMAXPROCS(0)
 	}
 	plan.Config.Engine.Blocks = f.kvTokens / simulate.BlockTokens
-	if f.requests < 0 {
-		return nil, errors.New("--requests must not be negative")
-	}
 	if f.trace == "" && (f.smooth || cmd.Flags().Changed("format")) {
 		return nil, errors.New("--format and --smooth say how a trace is read: give one with --trace")
 	}

@@ -76,6 +76,15 @@ func TestSimSaysWhatIsWrong(t *testing.T) {
 		{"--smooth", "give one with --trace"},
 		{"--output xml", "valid: text, json"},
 		{"--speed 0", "speed 0"},
+		{"--requests -1", "--requests -1: 0 or more is wanted"},
+		{"--decode-rate 0", "--decode-rate 0: more than 0 is wanted"},
+		{"--prefill-rate NaN", "--prefill-rate NaN: more than 0 is wanted"},
+		{"--scrape-interval 0s", "--scrape-interval 0s: more than 0 is wanted"},
+		{"--slo-ttft -1s", "--slo-ttft -1s: more than 0 is wanted"},
+		{"--kv-slowdown -1", "--kv-slowdown -1: 0 or more is wanted"},
+		{"--kv-tokens 1", "--kv-tokens 1: at least a block of 64 is wanted"},
+		{"--ttl 1s", "give them with --objectives"},
+		{"--max-concurrency 1", "give them with --objectives"},
 		{"--endpoints -3", "endpoints"},
 		{"--envoys 0", "Envoys"},
 		{"--seeds 0", "seeds"},
@@ -89,6 +98,28 @@ func TestSimSaysWhatIsWrong(t *testing.T) {
 		var out, problems bytes.Buffer
 		if code := run(append([]string{"sim"}, strings.Fields(c.args)...), nil, &out, &problems); code != 1 || !strings.Contains(problems.String(), c.want) {
 			t.Errorf("%s: exit code %d, %q", c.args, code, problems.String())
+		}
+	}
+}
+
+// TestSimOfNothing: 0 is none, not the default.
+func TestSimOfNothing(t *testing.T) {
+	sim := func(flags ...string) string {
+		t.Helper()
+		var out, problems bytes.Buffer
+		args := append([]string{"sim", "--workload", "steady", "--endpoints", "2", "--requests", "100", "--speed", "5", "--policy", "least-request", "--output", "json"}, flags...)
+		if code := run(args, nil, &out, &problems); code != 0 {
+			t.Fatal(problems.String())
+		}
+		return out.String()
+	}
+	none := sim("--batch-slowdown", "0", "--kv-slowdown", "0", "--scrape-delay", "0s")
+	if next := sim("--batch-slowdown", "1e-12", "--kv-slowdown", "1e-12", "--scrape-delay", "1ns"); none != next {
+		t.Errorf("0 gives\n%s\nand next to 0\n%s", none, next)
+	}
+	for _, other := range []string{sim(), sim("--batch-slowdown", "0"), sim("--kv-slowdown", "0")} {
+		if none == other {
+			t.Errorf("no slowdown makes no difference: %s", none)
 		}
 	}
 }
