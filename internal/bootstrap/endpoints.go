@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,9 +19,9 @@ import (
 	"github.com/shuntproxy/shunt/internal/pool"
 )
 
-// CheckEndpoints says what a valid config leaves open about its endpoints: files
-// of endpoints that are broken are problems, what is legal and likely a mistake is
-// a warning. It reads the files, from the working directory where a path is
+// CheckEndpoints says what a valid config leaves open about its endpoints and the
+// files it names: files of endpoints that are broken are problems, what is legal and
+// likely a mistake, and what is not here, is a warning. It reads the files, from the working directory where a path is
 // relative, as Envoy's process does from its own.
 func CheckEndpoints(cfg *config.Config) (problems, warnings config.Problems) {
 	e := endpoints{metrics: map[netip.AddrPort]seen{}}
@@ -33,6 +34,23 @@ func CheckEndpoints(cfg *config.Config) (problems, warnings config.Problems) {
 		if p.File != nil {
 			e.file(at+".file.path", p.File.Path)
 		}
+		if p.Kubernetes != nil {
+			e.there(at+".kubernetes.kubeconfig", p.Kubernetes.Kubeconfig, "where it does not exist when Envoy starts, the config is refused")
+		}
+	}
+	if cfg.Destination == config.DestinationEDS {
+		e.there("eds.path", filepath.Dir(cfg.EDS.Path), "where it does not exist when Envoy starts, the config is refused")
+	}
+	const unread = "no engine's metrics are read until it does"
+	e.there("scrape.tls.caFile", cfg.Scrape.TLS.CAFile, unread)
+	e.there("scrape.bearerTokenFile", cfg.Scrape.BearerTokenFile, unread)
+	const unasked = "the server is not asked until it does"
+	e.there("prometheus.tls.caFile", cfg.Prometheus.TLS.CAFile, unasked)
+	e.there("prometheus.tls.certFile", cfg.Prometheus.TLS.CertFile, unasked)
+	e.there("prometheus.tls.keyFile", cfg.Prometheus.TLS.KeyFile, unasked)
+	e.there("prometheus.bearerTokenFile", cfg.Prometheus.BearerTokenFile, unasked)
+	if b := cfg.Prometheus.BasicAuth; b != nil {
+		e.there("prometheus.basicAuth.passwordFile", b.PasswordFile, unasked)
 	}
 	return e.problems, e.warnings
 }
@@ -50,6 +68,17 @@ type seen struct {
 
 func (e *endpoints) warn(path, format string, args ...any) {
 	e.warnings = append(e.warnings, config.Problem{Path: path, Message: fmt.Sprintf(format, args...)})
+}
+
+// there warns of a file that does not exist, with what follows. An empty name is
+// none.
+func (e *endpoints) there(path, name, follows string) {
+	if name == "" {
+		return
+	}
+	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
+		e.warn(path, "%s does not exist here: %s", name, follows)
+	}
 }
 
 func (e *endpoints) file(path, name string) {

@@ -64,6 +64,24 @@ func TestCheckEndpoints(t *testing.T) {
 			warnings: []string{"pools.a.file.path: " + folder + "/none.yaml does not exist here"},
 		},
 		{
+			name: "files that are not there",
+			document: "pools: {a: {kubernetes: {kubeconfig: /none/kube}}}\ndestination: eds\neds: {path: /none/eds.json}\n" +
+				"scrape: {bearerTokenFile: /none/token, tls: {enabled: true, caFile: /none/ca}}\n" +
+				"prometheus: {url: https://p, tls: {caFile: /none/pca, certFile: /none/cert, keyFile: /none/key}, basicAuth: {username: u, passwordFile: /none/password}}",
+			warnings: []string{
+				"pools.a.kubernetes.kubeconfig: /none/kube does not exist here: where it does not exist when Envoy starts, the config is refused",
+				"eds.path: /none does not exist here: where",
+				"scrape.tls.caFile: /none/ca does not exist here: no engine's metrics are read until it does",
+				"scrape.bearerTokenFile: /none/token",
+				"prometheus.tls.caFile: /none/pca does not exist here: the server is not asked until it does",
+				"prometheus.tls.certFile: /none/cert", "prometheus.tls.keyFile: /none/key", "prometheus.basicAuth.passwordFile: /none/password",
+			},
+		},
+		{
+			name: "files that are there", document: "pools: {a: {static: []}}\ndestination: eds\neds: {path: " + folder + "/eds.json}\nscrape: {bearerTokenFile: " + good + "}\n" +
+				"prometheus: {url: http://p, bearerTokenFile: " + good + "}",
+		},
+		{
 			name: "broken file", document: "pools: {a: {file: {path: " + broken + "}}}",
 			problems: []string{"pools.a.file.path(" + broken + "): line 1: [0].address", "pools.a.file.path(" + broken + "): line 2: "},
 		},
