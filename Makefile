@@ -23,7 +23,7 @@ LINT         := $(CACHE)/bin/golangci-lint-$(LINT_VERSION)
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 # The hooks' header comes from the module cache, so that plain go build, vet
 # and test, gopls and golangci-lint need no environment variable.
