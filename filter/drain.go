@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -159,6 +161,23 @@ func changing(handler http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
+// parameters are those of a query; with another than the valid ones the request is
+// answered.
+func parameters(w http.ResponseWriter, r *http.Request, valid ...string) (query url.Values, ok bool) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		http.Error(w, "the query: "+err.Error(), http.StatusBadRequest)
+		return nil, false
+	}
+	for name := range query {
+		if !slices.Contains(valid, name) {
+			http.Error(w, fmt.Sprintf("unknown parameter %s, valid: %s", quote(name), strings.Join(valid, ", ")), http.StatusBadRequest)
+			return nil, false
+		}
+	}
+	return query, true
+}
+
 // drainHandlers are GET and POST /drain, and POST /undrain.
 func (rt *Runtime) drainHandlers(mux *http.ServeMux) {
 	status := func(w http.ResponseWriter) {
@@ -168,18 +187,12 @@ func (rt *Runtime) drainHandlers(mux *http.ServeMux) {
 	mux.HandleFunc("GET /drain", func(w http.ResponseWriter, _ *http.Request) { status(w) })
 	mux.HandleFunc("POST /drain", changing(func(w http.ResponseWriter, r *http.Request) {
 		grace := rt.configuredGrace()
-		query, err := url.ParseQuery(r.URL.RawQuery)
-		if err != nil {
-			http.Error(w, "the query: "+err.Error(), http.StatusBadRequest)
+		query, ok := parameters(w, r, "grace")
+		if !ok {
 			return
 		}
-		for name := range query {
-			if name != "grace" {
-				http.Error(w, fmt.Sprintf("unknown parameter %q, valid: grace", name), http.StatusBadRequest)
-				return
-			}
-		}
 		if text := query.Get("grace"); text != "" {
+			var err error
 			if grace, err = time.ParseDuration(text); err != nil || grace < 0 || grace > time.Hour {
 				http.Error(w, fmt.Sprintf("grace=%s is not a duration from 0s to 1h, such as 15s", text), http.StatusBadRequest)
 				return

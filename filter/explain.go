@@ -90,8 +90,12 @@ const defaultExplanations = 100
 
 // serveExplain answers GET /explain?id=ID&n=N: the newest decisions first.
 func (rt *Runtime) serveExplain(w http.ResponseWriter, req *http.Request) {
+	query, ok := parameters(w, req, "id", "n")
+	if !ok {
+		return
+	}
 	n := defaultExplanations
-	if text := req.URL.Query().Get("n"); text != "" {
+	if text := query.Get("n"); text != "" {
 		var err error
 		if n, err = strconv.Atoi(text); err != nil || n < 1 {
 			http.Error(w, "n: "+quote(text)+" is not a number from 1 on", http.StatusBadRequest)
@@ -99,5 +103,5 @@ func (rt *Runtime) serveExplain(w http.ResponseWriter, req *http.Request) {
 		}
 	}
 	w.Header().Set("content-type", "application/json")
-	_ = json.NewEncoder(w).Encode(rt.explained.newest(explainedID(req.URL.Query().Get("id")), n)) // a client that has gone needs no answer
+	_ = json.NewEncoder(w).Encode(rt.explained.newest(explainedID(query.Get("id")), n)) // a client that has gone needs no answer
 }

@@ -60,6 +60,9 @@ func TestExplain(t *testing.T) {
 	if w.adminHandler().ServeHTTP(rec, httptest.NewRequest("GET", "/explain?n=x", nil)); rec.Code != 400 {
 		t.Errorf("n=x: %d", rec.Code)
 	}
+	if code, body := ask(w.adminHandler(), "GET", "/explain?idd=x"); code != 400 || body != "unknown parameter \"idd\", valid: id, n\n" {
+		t.Errorf("idd=x: %d %q", code, body)
+	}
 
 	// Who may not ask is not explained.
 	w = newWorld(t, "")
