@@ -276,7 +276,7 @@ func TestPortInUse(t *testing.T) {
 		}
 		_ = l.Close()
 		w.waitLog(t, `shunt: metrics listens on `+regexp.QuoteMeta(l.Addr().String()))
-		for path, want := range map[string]int{"/metrics": 200, "/healthz": 200, "/readyz": 200, "/statusz.json": 404, "/": 404} {
+		for path, want := range map[string]int{"/metrics": 200, "/healthz": 200, "/readyz": 200, "/": 200, "/statusz.json": 404, "/explain": 404, "/drain": 404} {
 			resp, err := w.h1.Get("http://" + l.Addr().String() + path)
 			if err != nil {
 				t.Fatal(err)
