@@ -272,10 +272,13 @@ func (rt *Runtime) settingsLocked(cfg *config.Config, pools map[string]*Pool) (*
 // Release ends a generation. What only it used stops a little later; requests
 // that still hold it stay valid.
 func (g *Generation) Release() {
-	if g.watcher != nil {
-		g.watcher.stop()
-	}
 	rt := g.runtime
+	if g.watcher != nil {
+		g.watcher.cancel()
+		// It may be reading: from storage that hangs for as long as that does, and the
+		// caller is Envoy's main thread.
+		rt.background.Go(g.watcher.stop)
+	}
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
 	if g.released {

@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -450,8 +451,8 @@ func TestReloadSaysOnce(t *testing.T) {
 	}
 }
 
-// TestReleaseWhileReloading: the end of a configuration waits for its watcher,
-// which may wait for the lock.
+// TestReleaseWhileReloading: a configuration may end while its watcher takes a new
+// content, or waits for the lock to do so.
 func TestReleaseWhileReloading(t *testing.T) {
 	rt, _ := newRuntime(t)
 	path := filepath.Join(t.TempDir(), "shunt.yaml")
@@ -474,6 +475,42 @@ func TestReleaseWhileReloading(t *testing.T) {
 		}
 	}
 	eventually(t, "all have stopped", func() bool { return rt.pool("p") == nil })
+}
+
+// TestReleaseWhileReadingHangs: storage that does not answer holds up no thread of
+// Envoy's.
+func TestReleaseWhileReadingHangs(t *testing.T) {
+	rt, _ := newRuntime(t)
+	path := filepath.Join(t.TempDir(), "shunt.yaml")
+	write(t, path, "admin: {address: \"\"}\npools: {p: {static: []}}")
+	gen := mustLoad(t, rt, "configFile: "+path)
+	gen.watcher.stop()
+	answers := make(chan struct{})
+	gen.watcher.done.Go(func() { <-answers }) // as if it were reading
+	gen.Release()
+	eventually(t, "the pool has stopped", func() bool { return rt.pool("p") == nil })
+	close(answers)
+}
+
+// TestConfigFileThatIsNone: what is no file is refused, and is not waited for.
+func TestConfigFileThatIsNone(t *testing.T) {
+	rt, log := newRuntime(t)
+	path := filepath.Join(t.TempDir(), "shunt.yaml")
+	write(t, path, "admin: {address: \"\"}\npools: {p: {static: []}}")
+	mustLoad(t, rt, "configFile: "+path)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log.wait(t, 1, path+" is no regular file")
+	if _, err := rt.Load([]byte("configFile: " + path)); err == nil || !strings.Contains(err.Error(), "is no regular file") {
+		t.Errorf("a pipe was loaded: %v", err)
+	}
+	if _, err := rt.Load([]byte("admin: {address: \"\"}\npools: {q: {file: {path: " + path + "}}}")); err == nil || !strings.Contains(err.Error(), "is no regular file") {
+		t.Errorf("endpoints came from a pipe: %v", err)
+	}
 }
 
 // TestReloadPanicUnlocks: a fault of ours in a reload does not lock out all

@@ -8,9 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync"
 	"time"
+
+	"github.com/shuntproxy/shunt/internal/plainfile"
 )
 
 // Access is how engines let themselves be asked: for metrics, for models and for
@@ -28,6 +29,9 @@ type Access struct {
 	// Headers are sent with each request, by name.
 	Headers map[string]string
 }
+
+// maxSecret bounds a file with a token, a key or authorities.
+const maxSecret = 4 << 20
 
 // rereadAfter is how old what was read of a file may be.
 const rereadAfter = 10 * time.Second
@@ -103,7 +107,7 @@ func sameTLS(a, b *Access) bool {
 }
 
 func readToken(file string) (string, error) {
-	data, err := os.ReadFile(file)
+	data, err := plainfile.Read(file, maxSecret)
 	if err != nil {
 		return "", err
 	}
@@ -127,7 +131,7 @@ func tlsConfig(a *Access, last *tls.Config) (*tls.Config, error) {
 		NextProtos: []string{"http/1.1"}, ClientSessionCache: tls.NewLRUClientSessionCache(0),
 	}
 	if a.CA != "" {
-		pem, err := os.ReadFile(a.CA)
+		pem, err := plainfile.Read(a.CA, maxSecret)
 		if err != nil {
 			return nil, err
 		}

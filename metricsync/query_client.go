@@ -12,13 +12,14 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 	"unicode"
 
 	"github.com/prometheus/client_golang/api"
 	promv1 "github.com/prometheus/client_golang/api/prometheus/v1"
+
+	"github.com/shuntproxy/shunt/internal/plainfile"
 )
 
 // maxAnswer is the largest answer to one query that is read: some 50,000
@@ -46,7 +47,7 @@ func (c *queryClient) refresh(cfg *QueryConfig) error {
 		if f.path == "" {
 			continue
 		}
-		b, err := os.ReadFile(f.path)
+		b, err := plainfile.Read(f.path, maxSecret)
 		if err != nil {
 			return err
 		}

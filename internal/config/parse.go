@@ -2,8 +2,13 @@ package config
 
 import (
 	"fmt"
-	"os"
+
+	"github.com/shuntproxy/shunt/internal/plainfile"
 )
+
+// maxFile bounds the file that a configFile names: it may hold some 100,000
+// endpoints.
+const maxFile = 16 << 20
 
 // Parse reads a filter config: JSON (from Envoy's Struct) or YAML text. The
 // error is a Problems with every mistake in the document. Where ConfigFile is set
@@ -40,7 +45,7 @@ func Parse(text []byte) (*Config, error) {
 // ParseFile reads the document that a configFile names. Such a file can't name
 // another one. The error is a Problems, or says why the file can't be read.
 func ParseFile(path string) (*Config, error) {
-	text, err := os.ReadFile(path)
+	text, err := plainfile.Read(path, maxFile)
 	if err != nil {
 		return nil, Problems{{Path: "configFile", Message: fmt.Sprintf("can't be read: %v", err)}}
 	}

@@ -3,13 +3,12 @@ package discovery
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
-	"os"
 	"strconv"
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/shuntproxy/shunt/internal/plainfile"
 	"github.com/shuntproxy/shunt/internal/pool"
 )
 
@@ -20,7 +19,7 @@ const maxFile = 16 << 20
 // pool's static list, or a mapping with that list under static. All that is
 // wrong is in the error, a line for each, with its place in the file.
 func ReadFile(path string) ([]pool.Target, error) {
-	data, err := readFile(path)
+	data, err := plainfile.Read(path, maxFile)
 	if err != nil {
 		return nil, err
 	}
@@ -29,22 +28,6 @@ func ReadFile(path string) ([]pool.Target, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return targets, nil
-}
-
-func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(data) > maxFile {
-		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxFile)
-	}
-	return data, nil
 }
 
 // decoder collects what is wrong.

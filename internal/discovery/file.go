@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shuntproxy/shunt/internal/plainfile"
 	"github.com/shuntproxy/shunt/internal/pool"
 )
 
@@ -63,7 +64,7 @@ func (f *File) Run(ctx context.Context, deliver func(Set)) error {
 // whether the file is good.
 func (f *File) load(deliver func(Set)) bool {
 	before := f.Status()
-	data, err := readFile(f.path)
+	data, err := plainfile.Read(f.path, maxFile)
 	if err == nil && before.Error == "" && !before.Loaded.IsZero() && bytes.Equal(data, f.data) {
 		return true
 	}
