@@ -306,7 +306,7 @@ func (r *Request) noCandidates(snap *pool.Snapshot, candidates *pool.Candidates,
 		return
 	}
 	if candidates == nil && !r.wait.waiter.Again() {
-		r.pool.syncer.ModelMissing(r.model)
+		r.pool.syncer.ModelMissing()
 		if snap.Complete && snap.Fresh && !snap.Uncertain && len(snap.Endpoints) > 0 && !snap.Known(r.model) {
 			r.refuse(r.set.cfg.Models.NotFoundStatus, codeModelNotFound, r.missing(), "model", v)
 			return

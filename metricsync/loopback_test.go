@@ -144,7 +144,7 @@ func TestChurn(t *testing.T) {
 					_ = snap.Readings(pool.KVCacheUsagePerc, snap.Built).Known(int32(i))
 				}
 				last = snap.Seq
-				s.ModelMissing("x")
+				s.ModelMissing()
 				h.Report(pool.Fault{Live: live, Kind: pool.FaultConnect})
 				for range s.Endpoints {
 				}

@@ -186,7 +186,7 @@ func (s *Syncer) Apply(cfg Config) {
 // ModelMissing asks all ready endpoints for their models, at most every 5 s:
 // a request named one that no endpoint serves. It is for the request path and
 // costs a clock reading and an atomic load.
-func (s *Syncer) ModelMissing(string) {
+func (s *Syncer) ModelMissing() {
 	if !s.cfg.Load().Discover {
 		return
 	}

@@ -332,19 +332,19 @@ func TestModelLists(t *testing.T) {
 
 		e.set(func() { e.models = `{"data":[{"id":"b"}]}` })
 		for range 10 { // one of these asks
-			w.syncer.ModelMissing("b")
+			w.syncer.ModelMissing()
 		}
 		w.settle()
 		w.want("up 1 ,b")
 		asked := e.hit("/v1/models")
-		w.syncer.ModelMissing("c")
+		w.syncer.ModelMissing()
 		w.settle()
 		if e.hit("/v1/models") != asked {
 			t.Error("asked again within 5 s")
 		}
 		w.pass(missingGap)
 		asked = e.hit("/v1/models") // once more by now, perhaps
-		w.syncer.ModelMissing("c")
+		w.syncer.ModelMissing()
 		w.settle()
 		if e.hit("/v1/models") != asked+1 {
 			t.Error("not asked again after 5 s")

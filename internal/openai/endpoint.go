@@ -62,10 +62,7 @@ type Endpoint struct {
 }
 
 // Bits and slots of request programs.
-const (
-	boolStream = iota
-	boolIncludeUsage
-)
+const boolStream = 0
 const (
 	slotMaxTokens = iota
 	slotMaxTokensNew
@@ -76,7 +73,6 @@ var (
 	modelField = at("model", do(actModel, 0))
 	streamTree = []branch{
 		at("stream", do(actBool, boolStream)),
-		at("stream_options", object(at("include_usage", do(actBool, boolIncludeUsage)))),
 		at("max_tokens", do(actNumber, slotMaxTokens)),
 		at("max_completion_tokens", do(actNumber, slotMaxTokensNew)),
 		at("max_output_tokens", do(actNumber, slotMaxTokensNew)),

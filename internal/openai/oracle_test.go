@@ -185,15 +185,6 @@ func oracleChat(body []byte, completions bool) outcome {
 			}
 		case m.key == "stream":
 			o.Stream = string(m.raw) == "true"
-		case m.key == "stream_options":
-			if kindOf(m.raw) != KindObject {
-				continue
-			}
-			for _, x := range members(m.raw) {
-				if x.key == "include_usage" {
-					o.IncludeUsage = string(x.raw) == "true"
-				}
-			}
 		case m.key == "max_tokens":
 			maxOld = whole(m.raw)
 		case m.key == "max_completion_tokens", m.key == "max_output_tokens":
@@ -396,7 +387,7 @@ func (g *generator) any(depth int) {
 
 func (g *generator) keys(n int) (out []string) {
 	for range n {
-		out = append(out, g.pick("role", "content", "model", "text", "x", "", "include_usage", "messages", "日", "a key that is longer than any we look for"))
+		out = append(out, g.pick("role", "content", "model", "text", "x", "", "messages", "日", "a key that is longer than any we look for"))
 	}
 	return out
 }

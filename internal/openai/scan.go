@@ -54,10 +54,8 @@ type Result struct {
 	InsertOffset int64
 	EmptyObject  bool
 
-	// Stream and IncludeUsage are stream and stream_options.include_usage; anything but true is false, and whether
-	// the engine accepts it is the engine's to say.
-	Stream       bool
-	IncludeUsage bool
+	// Stream is stream; anything but true is false, and whether the engine accepts it is the engine's to say.
+	Stream bool
 	// MaxTokens is the bound on output tokens, -1 if none is given or it is not a whole number. The newer name
 	// (max_completion_tokens, max_output_tokens) beats max_tokens.
 	MaxTokens int64
@@ -105,7 +103,7 @@ func (s *Scan) Finish() (Result, *Error) {
 	r := Result{
 		ModelOffset: m.modelOff, ModelLength: int(m.modelLen),
 		InsertOffset: m.objStart, EmptyObject: m.objEmpty,
-		Stream: m.bools>>boolStream&1 == 1, IncludeUsage: m.bools>>boolIncludeUsage&1 == 1,
+		Stream:    m.bools>>boolStream&1 == 1,
 		MaxTokens: -1,
 		Bytes:     m.base, PromptBytes: m.text[LanePrompt], PreambleBytes: m.text[LanePreamble],
 		TextValues: int(m.values), TokenIDs: m.tokens, Previous: m.id,

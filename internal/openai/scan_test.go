@@ -18,7 +18,7 @@ func TestScanFields(t *testing.T) {
 		want     outcome
 	}{
 		"chat": {chat, `{"model":"m","messages":[{"role":"user","content":"hi\nthere"},{"role":"user","content":"x"}],"stream":true,"stream_options":{"include_usage":true},"max_tokens":7,"max_completion_tokens":9}`,
-			outcome{Result: Result{Model: "m", ModelOffset: 9, ModelLength: 3, InsertOffset: 1, Stream: true, IncludeUsage: true, MaxTokens: 9, PromptBytes: 10, TextValues: 2}, prompt: "hi\nthere x"}},
+			outcome{Result: Result{Model: "m", ModelOffset: 9, ModelLength: 3, InsertOffset: 1, Stream: true, MaxTokens: 9, PromptBytes: 10, TextValues: 2}, prompt: "hi\nthere x"}},
 		"parts and tools": {chat, `{"tools": [ {"a" : "b c\n"} ],"messages":[{"content":[ {"type":"text", "text":"a b"}, 1 ]},{"content":null}],"model":"\u006d"}`,
 			outcome{Result: Result{Model: "m", ModelOffset: 117, ModelLength: 8, InsertOffset: 1, MaxTokens: -1, PromptBytes: 32, PreambleBytes: 15, TextValues: 2}, prompt: `[{"type":"text","text":"a b"},1]`, preamble: `[{"a":"b c\n"}]`}},
 		"escaped key": {chat, `{"mod\u0065l":"a\/b","messages":[{}]}`,

@@ -188,9 +188,6 @@ func (r *Reader) Finish() Usage {
 	return r.usage
 }
 
-// Usage returns what has been said so far; in a JSON body nothing is before Finish.
-func (r *Reader) Usage() Usage { return r.usage }
-
 // Events returns the number of events with data so far, the closing [DONE] left out.
 func (r *Reader) Events() int { return r.events }
 
