@@ -380,6 +380,18 @@ func TestPoolFile(t *testing.T) {
 		w.write(t, "pool.yaml", w.static(a, b, c))
 		w.waitState(t, a, "ready")
 		tr.more(t, 50)
+		// Each of these sets has nothing in common with the one before.
+		w.write(t, "pool.yaml", w.static(a))
+		for range 3 {
+			w.waitState(t, a, "ready")
+			w.write(t, "pool.yaml", w.static(b, c))
+			w.waitState(t, b, "ready")
+			tr.more(t, 20)
+			w.write(t, "pool.yaml", w.static(a))
+		}
+		w.waitState(t, a, "ready")
+		w.write(t, "pool.yaml", w.static(a, b, c))
+		w.waitState(t, b, "ready")
 		tr.stop(t)
 		if s := w.status(t).Pools[0]; !s.Fresh || !s.Complete || len(s.Endpoints) != 3 {
 			t.Errorf("after the repair: %+v", s)

@@ -132,3 +132,90 @@ func TestNoHoldOnceKnown(t *testing.T) {
 		t.Errorf("got %s", show(&s.v))
 	}
 }
+
+// TestNewSetIsAwaited: where endpoints take the place of all others, requests wait
+// for the first answer of one, no longer than startupHold.
+func TestNewSetIsAwaited(t *testing.T) {
+	refused, unlabelled := notReady(ep(2, "m")), unjudged(ep(2))
+	refused.NotReady, refused.Judged = "terminating", false
+	prefill := unjudged(ep(2, "m"))
+	prefill.PrefillOnly = true
+	adapter := unjudged(ep(2, "base", "m"))
+	for _, c := range []struct {
+		name   string
+		config string
+		found  pool.Endpoint
+		model  string // what is asked for, "" for a GET
+		act    func(w *world)
+		want   string // after one resume; "" if it should not have waited
+	}{
+		{"it answers", "", unjudged(ep(2, "m")), "m", func(w *world) { w.publish("default", ep(2, "m")) }, "10.0.0.2:8000"},
+		{"it fails", "", unjudged(ep(2, "m")), "m", func(w *world) { w.publish("default", notReady(ep(2, "m"))) }, "rejected-no-endpoints"},
+		{"it goes", "", unjudged(ep(2, "m")), "m", func(w *world) { w.publish("default") }, "rejected-no-endpoints"},
+		{"the old one comes back", "", unjudged(ep(2, "m")), "m", func(w *world) { w.publish("default", ep(1, "m"), unjudged(ep(2, "m"))) }, "10.0.0.1:8000"},
+		{"time runs out", "", unjudged(ep(2, "m")), "m", func(w *world) { w.clock.advance(5 * time.Second); w.room.Expire() }, "rejected-no-endpoints"},
+		{"a request without a model", "", unjudged(ep(2, "m")), "", func(w *world) { w.publish("default", ep(2, "m")) }, "10.0.0.2:8000"},
+		{"it has not said what it serves", "", unlabelled, "m", func(w *world) { w.publish("default", ep(2, "m")) }, "10.0.0.2:8000"},
+		{"an adapter that config names", "", adapter, "m", func(w *world) { w.publish("default", ep(2, "base", "m")) }, "10.0.0.2:8000"},
+		{"with flow control", "flowControl: {enabled: true}", unjudged(ep(2, "m")), "m", func(w *world) { w.publish("default", notReady(ep(2, "m"))) }, "rejected-no-endpoints"},
+		{"another model's", "", unjudged(ep(2, "n")), "m", nil, ""},
+		{"its source says no", "", refused, "m", nil, ""},
+		{"for prefill alone", "", prefill, "m", nil, ""},
+		{"no hold", "startupHold: 0s", unjudged(ep(2, "m")), "m", nil, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, c.config)
+			w.publish("default", ep(1, "m"))
+			w.clock.advance(time.Hour)
+			w.publish("default", c.found)
+			s := w.stream()
+			ask := func() {
+				if c.model == "" {
+					s.get()
+				} else {
+					s.chat(t, chatBody)
+				}
+			}
+			if ask(); c.want == "" {
+				if s.v.Action != Reply || s.prepared != 0 {
+					t.Fatalf("got %s", show(&s.v))
+				}
+				return
+			}
+			if show(&s.v) != "wait" || s.posted() {
+				t.Fatalf("got %s", show(&s.v))
+			}
+			if c.act(w); !s.posted() {
+				t.Fatal("not woken")
+			}
+			s.Resume(&s.v)
+			if got := s.v.Destination + s.v.meta("reason"); got != c.want {
+				t.Fatalf("got %s", show(&s.v))
+			}
+			s.finish(End{})
+		})
+	}
+}
+
+// TestAwaitingEnds: endpoints that nothing is heard of hold requests for
+// startupHold from when they came, and others that come later hold anew.
+func TestAwaitingEnds(t *testing.T) {
+	w := newWorld(t, "")
+	w.publish("default", ep(1, "m"))
+	w.clock.advance(time.Hour)
+	step := func(name string, after time.Duration, want Action, endpoints ...pool.Endpoint) {
+		t.Helper()
+		w.clock.advance(after)
+		w.publish("default", endpoints...)
+		s := w.stream()
+		if s.chat(t, chatBody); s.v.Action != want {
+			t.Errorf("%s: got %s", name, show(&s.v))
+		}
+		s.finish(End{})
+	}
+	step("found", 0, Wait, unjudged(ep(2, "m")))
+	step("almost over", 5*time.Second-1, Wait, unjudged(ep(2, "m")), unjudged(ep(3, "m")))
+	step("over", 1, Reply, unjudged(ep(2, "m")), unjudged(ep(3, "m")))
+	step("all were heard of", 0, Reply, notReady(ep(2, "m")), notReady(ep(3, "m")))
+	step("another is found", 0, Wait, notReady(ep(2, "m")), unjudged(ep(4, "m")))
+}

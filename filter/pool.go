@@ -39,6 +39,9 @@ type Pool struct {
 	// judged becomes true, for good, once every endpoint of the first full sets
 	// has answered or failed: an endpoint that joins later unreadies nobody.
 	judged atomic.Bool
+	// arrived is since when, by pool.Stamp, there are endpoints that have not answered
+	// or failed yet, 0 while there is none; from judged on.
+	arrived atomic.Int64
 
 	// resources are what an InferencePool's namespace says of requests; nil for
 	// nothing.
@@ -86,8 +89,12 @@ func (rt *Runtime) newPool(name string) *Pool {
 // published follows a new snapshot. The pool's writer calls it, and nobody else.
 func (p *Pool) published(s *pool.Snapshot) {
 	p.follow(s)
-	if s.Complete && s.Judged {
+	switch {
+	case s.Complete && s.Judged:
 		p.judged.Store(true)
+		p.arrived.Store(0)
+	case p.judged.Load():
+		p.arrived.CompareAndSwap(0, pool.Stamp(s.Built))
 	}
 	p.begin(s)
 	p.flow.Changed()

@@ -2,6 +2,7 @@ package filter
 
 import (
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -292,17 +293,15 @@ func (r *Request) starting(snap *pool.Snapshot, now time.Time) bool {
 // the model is unknown or only not served now.
 func (r *Request) noCandidates(snap *pool.Snapshot, candidates *pool.Candidates, now time.Time, v *Verdict) {
 	if r.starting(snap, now) {
-		if r.hold(r.pool.queue, r.pool.started.Add(r.set.cfg.StartupHold), v) {
-			if newer := r.pool.holder.Load(); newer != snap {
-				r.pool.begin(newer) // it may have come before the queue had us
-			}
-			return
+		if !r.holdFor(snap, r.pool.started.Add(r.set.cfg.StartupHold), v) {
+			r.drop(DropNoEndpoints, "the pool is starting and too many requests wait for it", v)
 		}
-		r.drop(DropNoEndpoints, "the pool is starting and too many requests wait for it", v)
 		return
 	}
 	if r.model == "" {
-		r.drop(DropNoEndpoints, "no endpoint is ready", v)
+		if !r.awaits(snap, now, v) {
+			r.drop(DropNoEndpoints, "no endpoint is ready", v)
+		}
 		return
 	}
 	if candidates == nil && !r.wait.waiter.Again() {
@@ -312,10 +311,49 @@ func (r *Request) noCandidates(snap *pool.Snapshot, candidates *pool.Candidates,
 			return
 		}
 	}
-	if r.waitsForEndpoint(now, v) {
+	if r.waitsForEndpoint(now, v) || r.awaits(snap, now, v) {
 		return
 	}
 	r.drop(DropNoEndpoints, "no endpoint of model "+quote(r.model)+" is ready", v)
+}
+
+// awaits holds a request whose endpoints have just been found and have not been
+// heard of yet, where a set takes the place of another, and reports whether it
+// did.
+func (r *Request) awaits(snap *pool.Snapshot, now time.Time, v *Verdict) bool {
+	if snap.Judged || !r.pool.judged.Load() || !r.mayServe(snap) {
+		return false
+	}
+	left := r.set.cfg.StartupHold
+	if at := r.pool.arrived.Load(); at != 0 { // else the snapshot is newer than that
+		left -= time.Duration(pool.Stamp(now) - at)
+	}
+	return left > 0 && r.holdFor(snap, now.Add(left), v)
+}
+
+// mayServe reports whether an endpoint that has not been heard of may serve the
+// request.
+func (r *Request) mayServe(snap *pool.Snapshot) bool {
+	for i := range snap.Endpoints {
+		e := &snap.Endpoints[i]
+		if !e.Judged && e.NotReady == "" && !e.PrefillOnly &&
+			(r.model == "" || e.Model == "" || e.Model == r.model || slices.Contains(e.Models, r.model)) {
+			return true
+		}
+	}
+	return false
+}
+
+// holdFor holds the request until the pool knows more than snap, or for as long as
+// it may, and reports whether there was room for it.
+func (r *Request) holdFor(snap *pool.Snapshot, until time.Time, v *Verdict) bool {
+	if !r.hold(r.pool.queue, until, v) {
+		return false
+	}
+	if newer := r.pool.holder.Load(); newer != snap {
+		r.pool.published(newer) // it may have come before the queue had us
+	}
+	return true
 }
 
 // hold puts the request into a queue that is not for room, and reports whether

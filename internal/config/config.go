@@ -116,8 +116,9 @@ type Config struct {
 	Health Health `json:"health,omitempty"`
 
 	// StartupHold is how long after a pool's start requests may wait for its
-	// discovery's first full set and for the first answer of an endpoint, 0s to
-	// 1m. Default: 5s.
+	// discovery's first full set and for the first answer of an endpoint, and how
+	// long after new endpoints came for theirs, where no other serves the request;
+	// 0s to 1m. Default: 5s.
 	StartupHold time.Duration `json:"startupHold,omitempty" default:"5s"`
 
 	// Runtime sets the Go runtime inside Envoy, once, at the first config.
