@@ -120,8 +120,7 @@ func (c *countClient) close() error {
 	return nil
 }
 
-// stepThrough stops all threads of an Envoy but its worker, and that one after each instruction, until the client has
-// its answers.
+// stepThrough stops an Envoy, and lets its worker alone go on, an instruction at a time, until the client has its answers.
 func stepThrough(ctx context.Context, e *envoyrun.Envoy, client *countClient, t *tally) error {
 	threads, err := e.Threads()
 	if err != nil {
@@ -145,16 +144,14 @@ func stepThrough(ctx context.Context, e *envoyrun.Envoy, client *countClient, t 
 	var answered atomic.Bool
 	go func() {
 		runtime.LockOSThread() // a tracer is a thread; it ends with this goroutine
-		if err := attach(threads); err != nil {
+		if err := attach(e, worker); err != nil {
 			attached <- err
 			return
 		}
 		attached <- nil
 		err := t.follow(worker, &answered)
-		for tid := range threads {
-			err = errors.Join(err, os.NewSyscallError("ptrace detach", unix.PtraceDetach(tid)))
-		}
-		stepped <- err
+		err = errors.Join(err, os.NewSyscallError("ptrace detach", unix.PtraceDetach(worker)))
+		stepped <- errors.Join(err, e.Signal(syscall.SIGCONT))
 	}()
 	if err := <-attached; err != nil {
 		return err
@@ -167,20 +164,30 @@ func stepThrough(ctx context.Context, e *envoyrun.Envoy, client *countClient, t 
 	return errors.Join(err, <-stepped, ctx.Err())
 }
 
-func attach(threads map[int]string) error {
-	for tid, name := range threads {
-		if err := unix.PtraceSeize(tid); err != nil {
-			return fmt.Errorf("ptrace seize thread %d (%s): %w", tid, name, err)
-		}
-		if err := unix.PtraceInterrupt(tid); err != nil {
-			return fmt.Errorf("ptrace interrupt thread %d (%s): %w", tid, name, err)
-		}
+// attach stops the whole process by a signal, with its worker traced: only a traced thread can go on by itself.
+func attach(e *envoyrun.Envoy, worker int) error {
+	if err := unix.PtraceSeize(worker); err != nil {
+		return os.NewSyscallError("ptrace seize", err)
+	}
+	if err := e.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for {
 		var status unix.WaitStatus
-		if _, err := unix.Wait4(tid, &status, unix.WALL, nil); err != nil {
-			return fmt.Errorf("wait for thread %d (%s): %w", tid, name, err)
+		if _, err := unix.Wait4(worker, &status, unix.WALL, nil); err != nil {
+			return os.NewSyscallError("wait", err)
+		}
+		if !status.Stopped() {
+			return fmt.Errorf("the worker's thread has ended (%#x)", status)
+		}
+		if int(status)>>16 == unix.PTRACE_EVENT_STOP {
+			return nil
+		}
+		// The signal came to this thread: it stops the process once it is delivered.
+		if err := unix.PtraceCont(worker, int(status.StopSignal())); err != nil {
+			return os.NewSyscallError("ptrace continue", err)
 		}
 	}
-	return nil
 }
 
 // follow steps a stopped thread until the answers are there, and then until its next step ends.
