@@ -351,7 +351,7 @@ func (r *Request) holdFor(snap *pool.Snapshot, until time.Time, v *Verdict) bool
 		return false
 	}
 	if newer := r.pool.holder.Load(); newer != snap {
-		r.pool.published(newer) // it may have come before the queue had us
+		r.pool.begin(newer) // it may have come before the queue had us
 	}
 	return true
 }
