@@ -175,6 +175,9 @@ func (s *Server) Close() error {
 	s.listener = nil
 	s.connMu.Unlock()
 	err := s.http.Close()
+	if errors.Is(err, net.ErrClosed) { // of a listener that Refuse has closed just now
+		err = nil
+	}
 	s.handlers.Wait()
 	s.serving.Wait()
 	if first && s.drv != nil {
