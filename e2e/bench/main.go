@@ -1,7 +1,7 @@
 // Command bench measures what shunt costs in a real Envoy, in one run on one machine, beside a bare Envoy, one with an
 // empty Go module (the floor), and one with a C module that asks of Envoy what shunt does and reads nothing (hold):
 //
-//	go run ./e2e/bench                              all of it, about 16 minutes
+//	go run ./e2e/bench                              all of it, about 20 minutes
 //	go run ./e2e/bench -quick -cases bare,floor     a smoke run
 //	go run ./e2e/bench -profile stock               where the CPU time goes (needs perf)
 //	go run ./e2e/bench -count                       instructions a request, counted one by one
