@@ -80,6 +80,14 @@ func TestUnknownPages(t *testing.T) {
 		"admin":   {w.adminHandler(), "GET /metrics, /healthz, /readyz, /statusz.json, /explain, /drain; POST /drain, /undrain"},
 		"monitor": {w.monitorHandler(), "GET /metrics, /healthz, /readyz"},
 	} {
+		for group := range strings.SplitSeq(row.paths, "; ") {
+			method, paths, _ := strings.Cut(group, " ")
+			for path := range strings.SplitSeq(paths, ", ") {
+				if code, body := ask(row.handler, method, path); code == 404 || code == 405 {
+					t.Errorf("%s: %s %s is %d %q", name, method, path, code, body)
+				}
+			}
+		}
 		if code, body := ask(row.handler, "GET", "/"); code != 200 || body != "shunt "+Version+": "+row.paths+"\n" {
 			t.Errorf("%s: / is %d %q", name, code, body)
 		}

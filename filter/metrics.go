@@ -1,10 +1,6 @@
 package filter
 
 import (
-	"sync"
-	"sync/atomic"
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/shuntproxy/shunt/internal/pool"
@@ -331,24 +327,4 @@ func boolean(b bool) float64 {
 		return 1
 	}
 	return 0
-}
-
-// faultLog keeps a storm of faults from filling the log: one line a second, and
-// how many were left out.
-type faultLog struct {
-	mu   sync.Mutex
-	last time.Time // protected by mu
-	left atomic.Uint64
-}
-
-// take reports whether a line may be written now, and how many were not.
-func (f *faultLog) take(now time.Time) (bool, uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if now.Sub(f.last) < time.Second {
-		f.left.Add(1)
-		return false, 0
-	}
-	f.last = now
-	return true, f.left.Swap(0)
 }

@@ -1,7 +1,6 @@
 package filter
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -548,54 +547,4 @@ func (rt *Runtime) notReady() string {
 		}
 	}
 	return ""
-}
-
-// fault counts and logs what a guard caught.
-func (rt *Runtime) fault(where string, cause any, stack []byte) {
-	rt.metrics.internalErrors.WithLabelValues(where).Inc()
-	if write, left := rt.faults.take(rt.now()); write {
-		rt.log(slog.LevelError, fmt.Sprintf("internal error in %s: %v (%d more since the last such line)\n%s", where, cause, left, stack))
-	}
-}
-
-// Where background work catches panics of its own.
-const (
-	whereScraping = "scraping"
-	whereQuerying = "querying"
-	whereWaiting  = "waiting"
-)
-
-// faultIn is fault at one place.
-func (rt *Runtime) faultIn(where string) func(cause any, stack []byte) {
-	return func(cause any, stack []byte) { rt.fault(where, cause, stack) }
-}
-
-// faultPause is how long after a panic what has to go on begins anew.
-const faultPause = 2 * time.Second
-
-// outlive runs f until it returns or, after a panic, ctx has ended; again is true
-// after one.
-func (rt *Runtime) outlive(ctx context.Context, where string, f func(again bool)) {
-	pause := time.NewTimer(faultPause)
-	defer pause.Stop()
-	run := func(again bool) (ended bool) {
-		defer rt.contain(where)
-		f(again)
-		return true
-	}
-	for again := false; !run(again); again = true {
-		pause.Reset(faultPause)
-		select {
-		case <-ctx.Done():
-			return
-		case <-pause.C:
-		}
-	}
-}
-
-// contain is deferred by goroutines: a panic ends their work, not Envoy.
-func (rt *Runtime) contain(where string) {
-	if cause := recover(); cause != nil {
-		rt.fault(where, cause, debug.Stack())
-	}
 }
